@@ -15,7 +15,7 @@ WORKERS ?= $$(($$(nproc) * 2))
 # Without bytecode each worker would compile every test module anew at each run; with several threads each, workers wait
 # for one another. Stages set their own number.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-BENCH_PAGE := --page docs/benchmarks.md
+BENCH_PAGE := --page docs/dev/benchmarks.md
 export PYTHON
 
 .PHONY: help
@@ -31,7 +31,8 @@ setup: ## Make the environment (.venv); does nothing when it is up to date
 	@sh scripts/setup
 
 .PHONY: up
-up: setup ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…" for more)
+up: ## Serve examples/smollm2.yaml on this machine (MODEL=file, ARGS="…" for more)
+	@sh scripts/setup $(if $(findstring --cache,$(ARGS)),,"$(MODEL)")
 	@.venv/bin/stageline up "$(MODEL)" $(ARGS)
 
 .PHONY: images
@@ -42,15 +43,16 @@ images: ## Build the container images with docker, podman or buildah (PARTS="run
 
 .PHONY: test
 test: setup ## Run the tests, two files at a time on each core (ARGS="…" go to pytest; ARGS="-n 0" one by one)
+	@sh scripts/test-tools
 	@$(PYTEST) -m "not thorough and not soak" $(ARGS)
 
 .PHONY: test-thorough
 test-thorough: setup ## Run the tests that `make test` leaves out: the rest of the kill matrix, long chaos, more models compiled
-	@$(PYTEST) -m "thorough and not soak" $(ARGS)
+	@$(PYTEST) --hypothesis-profile thorough -m "thorough and not soak" $(ARGS)
 
 .PHONY: test-soak
 test-soak: setup ## Run the tests that CI leaves out too: the longest chaos, every length, family and mode of a kind; before a release
-	@$(PYTEST) -m soak $(ARGS)
+	@$(PYTEST) --hypothesis-profile thorough -m soak $(ARGS)
 
 .PHONY: test-cluster
 test-cluster: setup ## Run tests/cluster on a real Kubernetes control plane; builds it once with Go (ARGS="…" go to pytest)
@@ -65,12 +67,17 @@ test-vllm: setup ## Serve SmolLM2 by the real vLLM over two stages and kill one;
 	@sh scripts/test-vllm $(ARGS)
 
 .PHONY: test-clients
-test-clients: setup ## Ask a real group by clients that nobody here wrote; makes .clients-venv once (ARGS="…" go to pytest)
+test-clients: setup ## Ask a real group by clients that nobody here wrote; makes .clients-venv and .clients-node once (ARGS="…" go to pytest)
 	@sh scripts/clients-environment
-	@STAGELINE_CLIENTS_PYTHON="$$PWD/.clients-venv/bin/python" $(PY) -m pytest -n 0 tests/clients $(ARGS)
+	@sh scripts/node-clients-environment
+	@STAGELINE_CLIENTS_PYTHON="$$PWD/.clients-venv/bin/python" STAGELINE_CLIENTS_NODE="$$PWD/.clients-node" $(PY) -m pytest -n 0 tests/clients $(ARGS)
 
 .PHONY: check
 check: check-format check-lint check-types check-layers check-generated ## Everything but the tests
+
+.PHONY: size
+size: setup ## Print how much code there is: statements, files, modules with one importer, the median function
+	@$(PY) scripts/size
 
 .PHONY: format
 format: setup ## Format the code and mend what lint can mend
@@ -78,12 +85,13 @@ format: setup ## Format the code and mend what lint can mend
 	$(PY) -m ruff check --fix $(SOURCES)
 
 .PHONY: generate
-generate: setup ## Write the generated files anew: the CRD, its field reference, the chart's rules and its table of values, the boards, the pages of metrics and of model families
+generate: setup ## Write the generated files anew: the CRD, its field reference, the chart's rules and its table of values, the boards, the pages of commands, metrics and model families
 	$(PY) -m stageline_api.manifests.crd
 	$(PY) -m stageline_api.manifests.field_reference
 	$(PY) -m stageline_operator.controller.client.rbac
 	$(PY) -m board_builder
 	PYTHONPATH=tests/support $(PY) -m cluster.chart_values_table
+	PYTHONPATH=tests/support $(PY) -m cluster.commands_page
 	PYTHONPATH=tests/support $(PY) -m boards.metrics_page
 	PYTHONPATH=tests/support $(PY) -m oracles.families_page
 
@@ -146,9 +154,13 @@ bench-rules: setup ## The shipped rules in a real Prometheus over 500 models: ea
 bench-exporters: setup ## What counting and scrapes cost; fails when it is 1 % of a step or more
 	@$(PY) -m stageline_bench.costs.exporter_cost
 
+.PHONY: bench-bounds
+bench-bounds: setup ## Check the tests' bounds in seconds of CPU: what attacks cost, and what may not hold others up (ARGS="…" go to pytest)
+	@$(PY) -m pytest -n 0 --cpu-bounds $(ARGS)
+
 .PHONY: gpu-check
-gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),setup) ## Show on a GPU what no test on a CPU can, into docs/gpu.md; skipped without one (ARGS="--part NCCL")
-	@PYTHONPATH=operator:runtime:bench $(GPU_PYTHON) -m stageline_bench.gpu_check $(or $(ARGS),--page docs/gpu.md)
+gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),setup) ## Show on a GPU what no test on a CPU can, into docs/dev/gpu-check.md; skipped without one (ARGS="--part NCCL")
+	@PYTHONPATH=operator:runtime:bench $(GPU_PYTHON) -m stageline_bench.gpu_check $(or $(ARGS),--page docs/dev/gpu-check.md)
 
 .PHONY: game-day
 game-day: setup ## Break a model and a cluster and see that the right alerts fire; an hour, needs Go (ARGS="--only node-lost")

@@ -1,4 +1,4 @@
-"""Panels of *Pipeline* about drafts of next tokens: how many hold, what a row of them gives, what ran for nobody."""
+"""Panels of *Pipeline* about drafts of next tokens: how many hold, what a row of them gives."""
 
 from typing import Final
 
@@ -29,12 +29,6 @@ def drafts(matchers: tuple[str, ...]) -> Section:
         "Drafts that became output in one row with drafts. The row gives one token more than that.",
         "none",
     )
-    cancelled = Text(
-        "Plans cancelled",
-        "Steps per second sent ahead on a guess that turned out wrong, or whose request has ended; stages skip them "
-        "where they hear in time. They cost stages that had nothing else to do.",
-        "ops",
-    )
     drafted = rate_by(GROUP, names.DRAFT_TOKENS.name, *matchers)
     held = rate_by(GROUP, names.ACCEPTED_TOKENS.name, *matchers)
     rows = rate_by(GROUP, names.DRAFTED_ROWS.name, *matchers)
@@ -45,7 +39,6 @@ def drafts(matchers: tuple[str, ...]) -> Section:
             lines(acceptance, Series(share(held, drafted), OF_GROUP)),
             lines(tokens, Series(f"{drafted} > 0", f"{OF_GROUP} drafted"), Series(held, f"{OF_GROUP} accepted")),
             lines(length, Series(share(held, rows), OF_GROUP)),
-            lines(cancelled, Series(rate_by(GROUP, names.CANCELLED_PLANS.name, *matchers), OF_GROUP)),
         ),
         collapsed=True,
     )

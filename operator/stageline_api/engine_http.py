@@ -1,35 +1,63 @@
 """The engine's HTTP interface towards the gateway: request, events, errors.
 
-`POST /v1/generate` takes a `GenerateRequest` and answers with newline-delimited JSON, one `Event` per line: exactly
-one `Admitted`, any number of `PromptTokens`, any number of `Delta`, then exactly one `Finished` or `Failed`. A blank
-line, every few seconds, says that the request still waits, for its turn while the group works or for what it needs
-before; readers skip it. A request that is refused before it is admitted gets a 4xx or 503 with an `EngineError` body;
-where blank lines came first, with 200, the refusal is its only other line, as among many (`multiplexing.Refused`).
-Closing the connection aborts the request. `POST /v1/multiplexed` does this for many requests over one connection.
-All but the probes ask for a key (`engine_access`).
+`POST /v1/multiplexed` (`multiplexing`) generates for many `GenerateRequest`s over one connection. Each is answered with
+one `Event` per line: exactly one `Admitted`, any number of `PromptTokens`, any number of `Delta`, then exactly one
+`Finished` or `Failed`. A blank line, every few seconds, says that the request still waits, for its turn while the group
+works or for what it needs before; readers skip it. A request that is refused before it is admitted gets a `Refused`
+instead. All but the probes ask for a key (`engine_access`).
+`POST /v1/generate`, for people who debug an engine, answers one `GenerateRequest` with the same lines, and refuses it
+with a 4xx or 503 and an `EngineError` body. Closing its connection aborts the request.
 `POST /v1/tokenize` and `POST /v1/detokenize` turn a prompt into ids and ids into text, as a request's would be.
 `POST /v1/drain` stops admission and lets streams finish. `GET /status` is `health.EngineStatus`.
 `GET /v1/prefixes` says which beginnings of prompts the prefix cache holds, by the names that requests gave them.
+
+Readers ignore fields they don't know, so a gateway and an engine of neighbouring versions work together.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Self, cast
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-)
+import msgspec
+from msgspec import Meta
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class UnreadableError(ValueError):
+    """What came is no value of the type that belongs there. The text says the rule, and the place as `$.path`."""
 
 
-class ToolCall(_Frozen):
+class Wire(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What goes between gateway and engine, as JSON. Values are checked where they are read, not where they are made.
+
+    Fields at their defaults are left out, and fields that a reader doesn't know are ignored.
+    """
+
+    def to_json(self) -> bytes:
+        return _encoder.encode(self)
+
+    @classmethod
+    def from_json(cls, content: bytes | bytearray) -> Self:
+        """Raises UnreadableError."""
+        return cast(Self, _read(msgspec.json.decode, content, type=cls))
+
+
+_encoder: Final = msgspec.json.Encoder()
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def _read(decode: Callable[..., Any], content: bytes | bytearray, **options: Any) -> Any:
+    try:
+        return decode(content, **options)
+    except _UNREADABLE as error:
+        raise UnreadableError(str(error)) from None
+
+
+def read_json(content: bytes | bytearray) -> Any:
+    """Raises UnreadableError."""
+    return _read(msgspec.json.decode, content)
+
+
+class ToolCall(Wire, frozen=True):
     """A call of a tool in an earlier turn of the assistant."""
 
     id: str
@@ -38,18 +66,22 @@ class ToolCall(_Frozen):
     """An object; a text where what the model wrote is none, as the token limit cut it off, or it was wrong."""
 
 
-class ChatMessage(_Frozen):
+class ChatMessage(Wire, frozen=True):
     """One turn of a chat; rendered by the model's own chat template."""
 
     role: str
     content: str
-    tool_calls: tuple[ToolCall, ...] = Field(default=(), fail_fast=True)
+    tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """In a turn of role `tool`: the call that this is the result of."""
     name: str | None = None
+    reasoning: str | None = None
+    """What the assistant thought before; templates decide how much of it the model sees again."""
+    is_content_null: bool = False
+    """The client sent null for the content, which is empty then; some templates tell the two apart."""
 
 
-class ToolFunction(_Frozen):
+class ToolFunction(Wire, frozen=True):
     """A function that the model may ask to be called; `parameters` is a JSON schema."""
 
     name: str
@@ -79,44 +111,41 @@ class ThoughtStart(StrEnum):
 
 MAX_TEMPLATE_ARGUMENTS = 16
 MAX_ARGUMENT_CHARACTERS = 1024
-TemplateArgument = Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)] | bool | int | float | None
+TemplateArgument = Annotated[str, Meta(max_length=MAX_ARGUMENT_CHARACTERS)] | bool | int | float | None
 MAX_MESSAGES = 8192
 """Of one chat: a template runs over each of them."""
 
 
-class ChatPrompt(_Frozen):
+class ChatPrompt(Wire, frozen=True, tag_field="kind", tag="chat"):
     """Messages to render with the chat template, generation prompt added unless said otherwise."""
 
-    kind: Literal["chat"] = "chat"
-    messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    tools: tuple[ToolFunction, ...] = Field(default=(), fail_fast=True)
+    messages: Annotated[tuple[ChatMessage, ...], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    tools: tuple[ToolFunction, ...] = ()
     """Shown to the model by its template."""
     tools_guided: bool = False
     """The answer is held to a schema of calls, so it needs no format of the model's own, nor a template with tools."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """The prompt ends with the last message's words, which the answer continues."""
-    template_arguments: dict[str, TemplateArgument] = Field(default={}, max_length=MAX_TEMPLATE_ARGUMENTS)
+    template_arguments: Annotated[dict[str, TemplateArgument], Meta(max_length=MAX_TEMPLATE_ARGUMENTS)] = {}
     """More variables for the template."""
-    reasoning_effort: str | None = Field(default=None, max_length=32)
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
     """How much to think, where the template takes that; `none` is not at all."""
 
 
-class TextPrompt(_Frozen):
+class TextPrompt(Wire, frozen=True, tag_field="kind", tag="text"):
     """Raw text, tokenized as it is."""
 
-    kind: Literal["text"] = "text"
     text: str
 
 
-class TokenPrompt(_Frozen):
+class TokenPrompt(Wire, frozen=True, tag_field="kind", tag="tokens"):
     """Token ids, used as they are."""
 
-    kind: Literal["tokens"] = "tokens"
-    token_ids: tuple[int, ...] = Field(min_length=1, fail_fast=True)
+    token_ids: Annotated[tuple[int, ...], Meta(min_length=1)]
 
 
-Prompt = Annotated[ChatPrompt | TextPrompt | TokenPrompt, Field(discriminator="kind")]
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 MAX_TOP_LOGPROBS = 20
@@ -135,36 +164,36 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARACTERS = 128
 
 
-class SamplingParams(_Frozen):
+class SamplingParams(Wire, frozen=True):
     """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 filter nothing.
 
     None is what the model's `generation_config.json` says where it is followed, else a temperature of 1 and all others
     off. It is never written: an engine that does not know of it takes a field that is missing for the same.
     """
 
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=0)
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     """Tokens less likely than this times the likeliest are left out."""
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100.0)] | None = None
     """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
-    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     """Subtracted from a token's logit for each time it was generated."""
-    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
     """Subtracted from a token's logit once it was generated."""
-    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=1024)
+    logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=1024)] = {}
     """Token id -> added to its logit."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     """Drawn by the gateway when the client gives none; noise is keyed by (seed, choice, position)."""
-    choice: int = Field(default=0, ge=0, lt=2**31)
+    choice: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Which of several answers to one prompt this is."""
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """How many of the likeliest tokens to report with each token; None reports no log probabilities."""
-    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """How many of the likeliest tokens to tell with each of the prompt's; None tells no log probabilities of these.
     With them the prompt is computed whole, whatever the cache holds."""
-    prompt_told: int | None = Field(default=None, ge=0)
+    prompt_told: Annotated[int, Meta(ge=0)] | None = None
     """The prompt's tokens are told (`PromptTokens`), but for so many that an engine before this one has told; None:
     they aren't."""
     lists_stop_token: bool | None = None
@@ -172,39 +201,33 @@ class SamplingParams(_Frozen):
     ones reported are those of the last token, as who adds up a text's expects it."""
     prompt_only: bool | None = None
     """Whether no output is wanted, only what is told of the prompt; `max_tokens` is 1 then."""
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """None allows as many as the context still holds."""
-    json_schema: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
+    json_schema: Annotated[str, Meta(max_length=MAX_SCHEMA_CHARACTERS)] | None = None
     """A JSON schema, written as JSON, that the answer's text satisfies; refusals name it `response_format`."""
-    regex: str | None = Field(default=None, min_length=1, max_length=MAX_REGEX_CHARACTERS)
+    regex: Annotated[str, Meta(min_length=1, max_length=MAX_REGEX_CHARACTERS)] | None = None
     """A regular expression that the whole of the answer's text matches."""
-    grammar: str | None = Field(default=None, min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)
+    grammar: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
     """A context-free grammar, as Lark or GBNF writes it, that the whole of the answer's text follows. An answer has one
     of `json_schema`, `regex` and `grammar` at most."""
-    min_tokens: int = Field(default=0, ge=0)
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
     """Before so many tokens are generated, neither a stop token nor a stop string ends the answer."""
-    allowed_token_ids: tuple[int, ...] = Field(default=(), max_length=MAX_ALLOWED_TOKENS, fail_fast=True)
+    allowed_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_ALLOWED_TOKENS)] = ()
     """All that may be generated; empty: everything."""
-    bad_words: tuple[Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)], ...] = Field(
-        default=(), max_length=MAX_BAD_WORDS, fail_fast=True
-    )
+    bad_words: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)], ...],
+        Meta(max_length=MAX_BAD_WORDS),
+    ] = ()
     """Texts that, as the tokenizer writes them at a beginning or after a blank, are never generated."""
-    stop: tuple[str, ...] = Field(default=(), max_length=16, fail_fast=True)
-    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=64, fail_fast=True)
+    stop: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=64)] = ()
     ignore_eos: bool = False
 
-    @field_validator("json_schema")
-    @classmethod
-    def _is_no_expression(cls, value: str | None) -> str | None:
+    def __post_init__(self) -> None:
         # Both go their way as one text, and expressions have a bound of their own.
         for mark in (REGEX_MARK, GRAMMAR_MARK):
-            if value is not None and value.startswith(mark):
+            if self.json_schema is not None and self.json_schema.startswith(mark):
                 raise ValueError(f"a JSON schema can't begin with {mark!r}")
-        return value
-
-    @model_serializer(mode="wrap")
-    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if value is not None}
 
     @property
     def has_exclusions(self) -> bool:
@@ -220,16 +243,16 @@ class SamplingParams(_Frozen):
 
 
 MAX_PREFIXES = 64
-PrefixKey = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+PrefixKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{12}$")]
 """Names the beginning of a prompt by its content; the gateway chooses how, and the engine only repeats it."""
-PromptPrefix = tuple[PrefixKey, Annotated[float, Field(gt=0.0, le=1.0)]]
+PromptPrefix = tuple[PrefixKey, Annotated[float, Meta(gt=0.0, le=1.0)]]
 """A beginning and which share of the prompt it is."""
 
 LOWEST_PRIORITY = 1000
 HIGHEST_PRIORITY = -1000
 
 
-class GenerateRequest(_Frozen):
+class GenerateRequest(Wire, frozen=True):
     """One completion to generate, from its beginning or from where another engine left it.
 
     To continue, `generated_token_ids` holds the ids of all `Delta`s relayed so far, and `prompt`, `sampling` and `seed`
@@ -238,28 +261,27 @@ class GenerateRequest(_Frozen):
     already, `Finished` follows `Admitted` at once.
     """
 
-    request_id: str = Field(min_length=1, max_length=128)
+    request_id: Annotated[str, Meta(min_length=1, max_length=128)]
     prompt: Prompt
     sampling: SamplingParams = SamplingParams()
-    generated_token_ids: tuple[int, ...] = Field(default=(), fail_fast=True)
+    generated_token_ids: tuple[int, ...] = ()
     """Tokens of this choice generated before, in order, no more than `sampling.max_tokens`."""
-    generated_characters: int | None = Field(default=None, ge=0)
+    generated_characters: Annotated[int, Meta(ge=0)] | None = None
     """Characters (code points) of all text relayed before; the new text continues there. Best always given: None stands
     for the text released with these ids, and the `Delta`s relayed may end with more, which the end set free."""
-    adapter: str | None = Field(default=None, min_length=1, max_length=128)
+    adapter: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     """The LoRA adapter that answers in place of the model itself."""
-    priority: int = Field(default=0, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)
+    priority: Annotated[int, Meta(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] = 0
     """Lower runs first; among equals, who came first."""
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=MAX_SALT_CHARACTERS)
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     """Only requests with the same one share what the prefix cache holds; those without share among themselves."""
-    prefixes: tuple[PromptPrefix, ...] = Field(default=(), max_length=MAX_PREFIXES, fail_fast=True)
-    """Beginnings of the prompt, the shortest first, to be told as held for as long as the cache holds them. Only for an
-    engine whose status `tells_prefixes`."""
-    client_request_id: str | None = Field(default=None, max_length=128)
+    prefixes: Annotated[tuple[PromptPrefix, ...], Meta(max_length=MAX_PREFIXES)] = ()
+    """Beginnings of the prompt, the shortest first, to be told as held for as long as the cache holds them."""
+    client_request_id: Annotated[str, Meta(max_length=128)] | None = None
     """What the client calls it (`X-Request-Id`); not unique."""
-    traceparent: str | None = Field(default=None, max_length=55)
+    traceparent: Annotated[str, Meta(max_length=55)] | None = None
     """W3C trace context of the request, for logs and spans; it changes nothing else."""
-    tracestate: str | None = Field(default=None, max_length=512)
+    tracestate: Annotated[str, Meta(max_length=512)] | None = None
     """What tracing systems add to it, as it came."""
 
 
@@ -271,10 +293,9 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
-class Admitted(_Frozen):
+class Admitted(Wire, frozen=True, tag_field="type", tag="admitted"):
     """The request holds a place; prompt tokenized."""
 
-    type: Literal["admitted"] = "admitted"
     prompt_tokens: int
     tool_call_format: ToolCallFormat | None = None
     """How calls are written in this answer; None when it was given no tools, or is held to a schema."""
@@ -284,7 +305,7 @@ class Admitted(_Frozen):
     """Fields of the prompt that this model's template has no use for."""
 
 
-class TopLogprob(_Frozen):
+class TopLogprob(Wire, frozen=True):
     """A token that might have been sampled. `bytes` may be part of a character; control tokens give their name's."""
 
     token_id: int
@@ -293,14 +314,14 @@ class TopLogprob(_Frozen):
     """Natural logarithm, under the model's distribution before bias, penalties, grammar and temperature."""
 
 
-class TokenLogprob(TopLogprob):
+class TokenLogprob(TopLogprob, frozen=True):
     """A sampled token."""
 
     top_logprobs: tuple[TopLogprob, ...]
     """As many as were asked for, likeliest first; the sampled one need not be among them."""
 
 
-class PromptToken(_Frozen):
+class PromptToken(Wire, frozen=True):
     """A token of the prompt. The first has no log probability, as it follows nothing."""
 
     token_id: int
@@ -312,17 +333,15 @@ class PromptToken(_Frozen):
     """As many as were asked for, likeliest first; this token need not be among them."""
 
 
-class PromptTokens(_Frozen):
+class PromptTokens(Wire, frozen=True, tag_field="type", tag="prompt"):
     """The next tokens of the prompt, where the request wants them told: each once, in order, before any `Delta`."""
 
-    type: Literal["prompt"] = "prompt"
     tokens: tuple[PromptToken, ...]
 
 
-class Delta(_Frozen):
+class Delta(Wire, frozen=True, tag_field="type", tag="delta"):
     """New output. `text` may lag behind `token_ids` while a character or a possible stop string is incomplete."""
 
-    type: Literal["delta"] = "delta"
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -330,10 +349,9 @@ class Delta(_Frozen):
     where it `lists_stop_token`."""
 
 
-class Finished(_Frozen):
+class Finished(Wire, frozen=True, tag_field="type", tag="finished"):
     """The end of a stream that went well (or was aborted by its client)."""
 
-    type: Literal["finished"] = "finished"
     reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
@@ -343,25 +361,16 @@ class Finished(_Frozen):
     """Which of the request's stop strings ended the output; None when none did."""
 
 
-class Failed(_Frozen):
+class Failed(Wire, frozen=True, tag_field="type", tag="failed"):
     """The end of a stream that the engine could not finish."""
 
-    type: Literal["failed"] = "failed"
     message: str
     is_final: bool = False
     """Whether what was asked is the reason, so that no other engine would finish it either."""
     is_suspect: bool = False
     """Whether the group stopped making progress while it computed this: it may be what did that."""
     was_waiting: bool = False
-    """Whether it waited for its turn when the group ended, and so had no part in that. Written only where it is true:
-    gateways from before know no such field, and would read nothing of this."""
-
-    @model_serializer(mode="wrap")
-    def _as_known_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if name != "was_waiting" or value}
-
-
-Event = Annotated[Admitted | PromptTokens | Delta | Finished | Failed, Field(discriminator="type")]
+    """Whether it waited for its turn when the group ended, and so had no part in that."""
 
 
 class ErrorCode(StrEnum):
@@ -379,16 +388,43 @@ class ErrorCode(StrEnum):
     """The request shows none of the engine's keys."""
 
 
-class EngineError(_Frozen):
+class ContextExceeded(Wire, frozen=True):
+    """A prompt that is too long, by itself or together with its `max_tokens`."""
+
+    limit_tokens: int
+    prompt_tokens: int | None = None
+    prompt_characters: int | None = None
+    """Where it is so long that its tokens weren't counted."""
+    max_tokens: int | None = None
+
+
+class EngineError(Wire, frozen=True):
     """Body of a refusal. `param` names the offending field in OpenAI's words (`messages`, `prompt`, `max_tokens`)."""
 
     code: ErrorCode
     message: str
     param: str | None = None
     retry_after_seconds: float | None = None
+    exceeded: ContextExceeded | None = None
+    """Of a prompt that is too long, the numbers of the message."""
 
 
-class TokenizeRequest(_Frozen):
+class Refused(Wire, frozen=True, tag_field="type", tag="refused"):
+    """The only event of a stream that the engine did not admit."""
+
+    error: EngineError
+
+
+Event = Admitted | PromptTokens | Delta | Finished | Failed | Refused
+_events: Final[msgspec.json.Decoder[Event]] = msgspec.json.Decoder(Event)
+
+
+def read_event(line: bytes) -> Event:
+    """Raises UnreadableError."""
+    return cast(Event, _read(_events.decode, line))
+
+
+class TokenizeRequest(Wire, frozen=True):
     """`POST /v1/tokenize`. `add_special_tokens` None does what generation does with such a prompt."""
 
     prompt: Prompt
@@ -396,7 +432,7 @@ class TokenizeRequest(_Frozen):
     with_texts: bool = False
 
 
-class Tokenized(_Frozen):
+class Tokenized(Wire, frozen=True):
     """The ids of a prompt; `texts` are the tokens by themselves, as the vocabulary writes them."""
 
     token_ids: tuple[int, ...]
@@ -404,25 +440,25 @@ class Tokenized(_Frozen):
     texts: tuple[str, ...] | None = None
 
 
-class DetokenizeRequest(_Frozen):
+class DetokenizeRequest(Wire, frozen=True):
     """`POST /v1/detokenize`."""
 
-    token_ids: tuple[int, ...] = Field(fail_fast=True)
+    token_ids: tuple[int, ...]
 
 
-class Detokenized(_Frozen):
+class Detokenized(Wire, frozen=True):
     """Text of some token ids, control tokens written out."""
 
     text: str
 
 
-class HeldPrefixes(_Frozen):
+class HeldPrefixes(Wire, frozen=True):
     """`GET /v1/prefixes`: beginnings of prompts that need not be computed again, by the names that requests gave."""
 
     keys: tuple[str, ...]
 
 
-class ModelInfo(_Frozen):
+class ModelInfo(Wire, frozen=True):
     """`GET /v1/info`: what this engine serves."""
 
     served_name: str

@@ -67,10 +67,6 @@ class EngineStatus(BaseModel):
     """Share of the KV cache that running requests hold, 0 to 1."""
     longest_wait_seconds: float = 0.0
     """Since when the request waits for its first step that came first of those that do."""
-    tells_prefixes: bool = False
-    """Whether requests may name the beginnings of their prompts, and `GET /v1/prefixes` says which are held."""
-    multiplexes: bool = False
-    """Whether it answers `multiplexing.MULTIPLEXED_PATH`."""
     weights: str = ""
     """Digest of the weights that all stages hold; empty where it isn't known."""
     prompt_tokens_total: int = 0

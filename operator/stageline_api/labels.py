@@ -14,8 +14,6 @@ APPLIED_HASH: Final = "stageline.dev/applied-hash"
 """Annotation of an object that the operator made: hash of the manifest it was made from."""
 TLS_NAME: Final = "stageline.dev/tls-name"
 """Annotation of a stage's pod: its engine speaks HTTPS, and shows a certificate for this DNS name."""
-SERVED_NAMESPACES: Final = "stageline.dev/served-namespaces"
-"""Annotation of an operator's Lease: the namespaces that its holder serves, with commas between; empty serves all."""
 
 APP_NAME: Final = "app.kubernetes.io/name"
 APP_INSTANCE: Final = "app.kubernetes.io/instance"

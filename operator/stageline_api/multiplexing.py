@@ -1,12 +1,11 @@
 """`POST /v1/multiplexed`: many generations of one client over one connection, while both of its bodies are open.
 
 The client's body is chunked and has a line for each thing it says: what it is (`Word`), a blank, the stream's number,
-and behind `open` a blank and the `GenerateRequest`, as `POST /v1/generate` takes it. So it is read by what reads it
-there, and refused as there: whatever is wrong with it is its stream's matter. It opens streams, and may hold, go on
-with and close each of them. The engine's body is chunked, too, and has a line for each event of any stream: the
-stream's number, a blank, and what `POST /v1/generate` would have written on a line of its own (`engine_http.Event`), or
-`Refused` in place of a refusal's status. What several streams have to say at once goes out in one write. A line of a
-number alone is that stream's blank line, which says that it still waits for its turn; a line of nothing says nothing.
+and behind `open` a blank and the `GenerateRequest` as JSON; whatever is wrong with that is its stream's matter. It
+opens streams, and may hold, go on with and close each of them. The engine's body is chunked, too, and has a line for
+each event of any stream: the stream's number, a blank, and the event as JSON (`engine_http.Event`). What
+several streams have to say at once goes out in one write. A line of a number alone is that stream's blank line, which
+says that it still waits for its turn; a line of nothing says nothing.
 
 Numbers are the client's own, are counted upwards, and never come twice on a connection. A stream is over with its
 `Finished`, `Failed` or `Refused`, or when the client closes it, which aborts it. The connection's end aborts all of
@@ -16,22 +15,20 @@ connection. A client that ends its body opens no more streams; the engine ends i
 no stream is left.
 
 Why lines over HTTP and not WebSocket or HTTP/2: both ends have an HTTP/1.1 parser in C already, with its bounds, its
-key and its TLS; see docs/adr/0043. For engines whose status says `multiplexes`, and for requests of `MOST_LINE_BYTES`
-at most: what is larger, or is told with megabytes of log probabilities, has a connection to itself and delays nobody.
+key and its TLS; see docs/dev/adr/0043. A client that sends long requests, or asks for megabytes of log probabilities,
+best opens a second connection for those, so that they delay no others.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal
-
-from pydantic import BaseModel, ConfigDict
-
-from stageline_api.engine_http import EngineError
+from typing import Final
 
 MULTIPLEXED_PATH: Final = "/v1/multiplexed"
-MOST_LINE_BYTES: Final = 64 * 1024
-"""Of a request on a client's line: one of so many is parsed in a millisecond."""
+QUICK_LINE_BYTES: Final = 64 * 1024
+"""A request of up to so many is parsed in a millisecond."""
+MOST_LINE_BYTES: Final = 8 * 1024 * 1024
+"""Of a request on a client's line."""
 LINE_LIMIT_BYTES: Final = MOST_LINE_BYTES + 1024
 """A line with a request of `MOST_LINE_BYTES`."""
 _MOST_DIGITS: Final = 15
@@ -88,15 +85,6 @@ def stream_number(written: bytes) -> int:
     if not written.isdigit() or len(written) > _MOST_DIGITS or (written[:1] == b"0" and written != b"0"):
         raise UnreadableLineError("a line has no stream's number where one belongs")
     return int(written)
-
-
-class Refused(BaseModel):
-    """The stream's only line: the engine did not admit the request."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    type: Literal["refused"] = "refused"
-    error: EngineError
 
 
 class BrokenConnectionError(Exception):

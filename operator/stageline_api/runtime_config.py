@@ -8,7 +8,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 COMPILED_SUBDIRECTORY: Final = "compiled"
-"""Directory of the model cache for compiled kernels and layers; stages may write it where models are read-only."""
+"""Directory of the model cache for compiled kernels; stages may write it where models are read-only."""
 
 
 class LayerRange(BaseModel):
@@ -110,7 +110,7 @@ class RuntimeConfig(BaseModel):
     """Whether the model's `generation_config.json` says how to sample where a request does not. A config that was
     written before there was this field goes on without."""
     graphs: Literal["auto", "off", "piecewise", "full"] = "auto"
-    """`auto`, `off`, `piecewise` or `full`: how much of a step runs captured or compiled."""
+    """`auto`, `off`, `piecewise` or `full`: how much of a step runs as captured graphs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """What stages compute on; `auto` takes a CUDA device where one is visible."""
     seed: int = 0
@@ -119,8 +119,6 @@ class RuntimeConfig(BaseModel):
     stage_layers: tuple[LayerRange, ...] | None = None
     """Explicit cut, one range per stage; None lets the engine cut."""
     network_interface: str | None = None
-    transport: Literal["auto", "gloo"] = "auto"
-    """What carries tensors between stages; `auto`: NCCL between devices, and else connections of the runtime's own."""
     tls: TlsConfig | None = None
     """None: what crosses between pods is in clear."""
     timeouts: Timeouts = Timeouts()

@@ -24,21 +24,21 @@ _READINGS_APART_SECONDS: Final = 1.0
 @click.command()
 @click.argument("model", required=False)
 @source_options
-@click.option("--group", type=click.IntRange(min=0), help="Pods, logs and traces of this group only.")
+@click.option("--group", type=click.IntRange(min=0), help="Only this group's pods, logs and traces.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-    help="The archive; - writes it to standard output. Default: stageline-MODEL-TIME.tar.gz in this directory.",
+    help="Archive file; - is standard output. Default: stageline-MODEL-TIME.tar.gz.",
 )
 @click.option(
     "--trace-seconds",
     type=click.FloatRange(min=0, max=60),
     default=2.0,
     show_default=True,
-    help="How long to watch the stages; 0 takes what they still hold of the past.",
+    help="Seconds to trace; 0 reads the stages' recent plans.",
 )
 def debug_bundle(model: str | None, group: int | None, output: Path | None, trace_seconds: float, **where: Any) -> None:
-    """Pack objects, events, last words, logs, metrics and traces of MODEL (the only one by default) into one archive.
+    """Pack objects, Events, logs, metrics and traces of MODEL (the only one by default) into one archive.
 
     Secrets are taken out: no Secret is read, and tokens, keys and passwords in variables, headers and logs are blanked.
     What can't be had is listed in the archive's README.md with its reason.

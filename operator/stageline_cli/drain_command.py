@@ -89,14 +89,18 @@ class NodeStages:
 
 @click.command()
 @click.argument("node")
-@click.option("--dry-run", is_flag=True, help="Show which groups have a stage on the node, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="List groups with a stage on the node and change nothing.")
 @click.option(
-    "--timeout-seconds", type=click.FloatRange(min=1), default=1800.0, show_default=True, help="Longest wait."
+    "--timeout-seconds",
+    type=click.FloatRange(min=1),
+    default=1800.0,
+    show_default=True,
+    help="Maximum wait in seconds.",
 )
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="As for kubectl.")
 @click.option("--context", help="Context of the kubeconfig. Default: the current one.")
 def drain(node: str, dry_run: bool, timeout_seconds: float, kubeconfig: Path | None, context: str | None) -> int:
-    """Cordon NODE and move all stages off it, a group of a model at a time, whatever their namespace.
+    """Cordon NODE and move all stages off it, one group of a model at a time, in all namespaces.
 
     Running requests go on in other groups, as when a group restarts; a model of one group is away while it starts
     elsewhere. Interrupted or out of time, the node stays cordoned: `kubectl uncordon NODE`.

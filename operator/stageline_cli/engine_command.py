@@ -8,25 +8,25 @@ from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.engine.command import run_engine
 
 if TYPE_CHECKING:
-    from stageline_runtime.engine.group_core import Computing
+    from stageline_runtime.engine.core_life import CoreLife
 
 
 @click.command("engine")
 def engine() -> None:
     """Run the engine of one group. Configured by the pod contract's environment alone."""
-    run_engine(computing_of)
+    run_engine(core_class_of)
 
 
-def computing_of(config: RuntimeConfig) -> "Computing":
-    """What runs the stages of a group with this config."""
+def core_class_of(config: RuntimeConfig) -> "type[CoreLife]":
+    """The core for the stages of a group with this config."""
     match config.engine_name:
         case "stageline":
-            from stageline_runtime.engine.group_core import OWN_RUNTIME
+            from stageline_runtime.engine.core import EngineCore
 
-            return OWN_RUNTIME
+            return EngineCore
         case "vllm":
-            from stageline_vllm.engine.group_core import VLLM
+            from stageline_vllm.engine.core import VllmCore
 
-            return VLLM
+            return VllmCore
         case _:
             assert_never(config.engine_name)

@@ -20,7 +20,8 @@ from stageline_cli.plan_ranks import RankOptions, all_reduce_seconds, ranks_to_p
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, sized_model_config
-from stageline_runtime.model_facts.model_fields import chosen_dtype
+from stageline_runtime.model_facts.number_format import choose_number_format
+from stageline_runtime.planning.cpu_features import cpu_features, has_bfloat16_units
 from stageline_runtime.planning.devices import PRESETS, Hardware, hardware_from_preset, read_hardware
 from stageline_runtime.planning.group_plan import plan_group
 from stageline_runtime.planning.predict import Workload
@@ -42,9 +43,11 @@ _SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "
     help=f"Hardware of the stages: a devices file, or one of {', '.join(PRESETS)}. Default: this machine.",
 )
 @click.option(
-    "--model-config", type=click.Path(path_type=Path), help="The model's config.json, for a model that is not here."
+    "--model-config",
+    type=click.Path(path_type=Path),
+    help="The model's config.json, if the model isn't on this machine.",
 )
-@click.option("--batch", type=click.IntRange(min=1), help="Sequences decoded at once. Default: engine.maxNumSeqs.")
+@click.option("--batch", type=click.IntRange(min=1), help="Concurrent sequences. Default: engine.maxNumSeqs.")
 @click.option(
     "--context",
     type=click.IntRange(min=1),
@@ -63,10 +66,10 @@ _SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "
 @click.option(
     "--all-reduce-microseconds",
     type=click.FloatRange(min=0, max=MOST_SUM_MICROSECONDS),
-    help="What you measured one exchange of a stage's ranks to take. Default: a guess, which the plan shows.",
+    help="Measured time of one exchange between ranks. Default: an estimate, which the plan prints.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--strict", is_flag=True, help="Exit with status 1 when a stage can't hold its part.")
+@click.option("--strict", is_flag=True, help="Exit with status 1 if a stage doesn't fit.")
 def plan(
     file: Path,
     devices: str | None,
@@ -139,7 +142,9 @@ def build_workload(
         rule = f"must be at most {max_model_len}, the longest sequence"
         raise UserError(f"--context: {context} is not allowed: {rule}", USAGE_EXIT_CODE)
     return Workload(
-        dtype=chosen_dtype(engine.dtype, config.dtype, on_devices=not on_cpus),
+        dtype=choose_number_format(
+            engine.dtype, config.dtype, on_devices=not on_cpus, slow_cpus=_slow_cpu(on_cpus and on_this_machine)
+        ).dtype,
         max_model_len=max_model_len,
         num_sequences=batch or engine.max_num_seqs,
         context_tokens=context or min(USUAL_CONTEXT_TOKENS, max_model_len),
@@ -147,6 +152,10 @@ def build_workload(
         on_devices=not on_cpus,
         draft=_find_draft(model),
     )
+
+
+def _slow_cpu(is_asked: bool) -> str:
+    return "this machine's CPU" if is_asked and not has_bfloat16_units(cpu_features()) else ""
 
 
 def find_hardware(devices: str | None, stage_count: int, ranks: int = 1) -> Hardware:

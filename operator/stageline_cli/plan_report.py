@@ -60,7 +60,7 @@ class PlanReport:
         admitted, asked = self.plan.prediction.admitted_sequences, self.workload.num_sequences
         if 0 < admitted < asked:
             notes.append(
-                f"The KV cache holds {admitted} sequences of {self.workload.max_model_len} tokens, not {asked}."
+                f"The KV cache holds {admitted} sequences of {self.workload.context_tokens} tokens, not {asked}."
             )
         if self.plan.faster_cut is not None:
             notes.append(

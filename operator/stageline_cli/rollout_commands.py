@@ -26,9 +26,13 @@ RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
 """The annotation that `kubectl rollout restart` puts on pods, so that both are found by one name."""
 _OPTIONS: Final = (
     *CLUSTER_OPTIONS,
-    click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is Ready, or stalls."),
+    click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the model is Ready or stalls."),
     click.option(
-        "--timeout-seconds", type=click.FloatRange(min=1), default=1800.0, show_default=True, help="Longest wait."
+        "--timeout-seconds",
+        type=click.FloatRange(min=1),
+        default=1800.0,
+        show_default=True,
+        help="Maximum wait in seconds.",
     ),
 )
 
@@ -41,7 +45,7 @@ def _changes_a_model(command: Any) -> Any:
 
 @_changes_a_model
 def restart(model: str, wait: bool, timeout_seconds: float, **where: Any) -> int:
-    """Replace all groups of MODEL, one after another as `rollout` has it, without a failed request.
+    """Replace all groups of MODEL, one after another, as a rollout.
 
     Groups that have spent their restarts are tried again too.
     """
@@ -60,13 +64,13 @@ def restart(model: str, wait: bool, timeout_seconds: float, **where: Any) -> int
 
 
 @_changes_a_model
-@click.option("--to", "wanted", help="The revision to go back to. Default: the newest other one that has groups.")
-@click.option("--list", "is_list", is_flag=True, help="Show the revisions that there are, and change nothing.")
-@click.option("--dry-run", is_flag=True, help="Show what would change in the spec, and change nothing.")
+@click.option("--to", "wanted", help="Target revision. Default: the newest other one that has groups.")
+@click.option("--list", "is_list", is_flag=True, help="List revisions and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the difference in the spec and change nothing.")
 def rollback(
     model: str, wanted: str | None, is_list: bool, dry_run: bool, wait: bool, timeout_seconds: float, **where: Any
 ) -> int:
-    """Give MODEL the spec of an earlier revision: groups that still have it stay as they are, others follow.
+    """Restore the spec of an earlier revision; groups that still have it are unchanged.
 
     A revision is kept for as long as a group has it, so this takes back a rollout that has not ended. `replicas`,
     `restart`, `rollout` and `suspend` stay as they are.

@@ -43,14 +43,14 @@ class _Format:
     type=click.Choice(["table", "wide", "json", "yaml"]),
     default="table",
     show_default=True,
-    help="json and yaml hold everything, with units in the names.",
+    help="json and yaml hold every value, with units in the names.",
 )
 @click.option(
     "--window-seconds",
     type=click.FloatRange(min=0, max=60),
     default=1.0,
     show_default=True,
-    help="Time between the two readings that rates and shares are made from; 0 reads once and shows none.",
+    help="Seconds between the two readings for rates and shares; 0 reads once and shows none.",
 )
 @click.option(
     "--exit-code",
@@ -58,7 +58,7 @@ class _Format:
     help=f"Exit with {EXIT_DEGRADED} when a model is degraded, {EXIT_DOWN} when one doesn't answer or there is none.",
 )
 def status(model: str | None, output: str, window_seconds: float, exit_code: bool, **where: Any) -> int:
-    """Show all models, or all about MODEL: groups, stages, what they do, what they wait for, why they failed.
+    """Show all models, or MODEL's groups, stages, states and failures.
 
     Asks the `stageline up` of this machine when there is one, else the cluster that kubectl would talk to.
     """

@@ -27,7 +27,7 @@ from stageline_cli.status import plain_or_terminal
     type=click.FloatRange(min=0.2, max=60),
     default=2.0,
     show_default=True,
-    help="Seconds between two readings; each frame shows what happened between the last two.",
+    help="Seconds between two readings.",
 )
 @click.option("--once", is_flag=True, help="Read twice, print one frame and end.")
 def top(model: str | None, interval: float, once: bool, **where: Any) -> None:

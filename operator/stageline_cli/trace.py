@@ -1,4 +1,4 @@
-"""`stageline trace`: what every stage of a running group does with its time, for Perfetto and as a picture."""
+"""`stageline trace`: what every stage of a running group does with its time, as a Perfetto trace and a table."""
 
 from pathlib import Path
 from typing import Final
@@ -13,7 +13,6 @@ from stageline_local.session.instance import default_state_root, running_instanc
 from stageline_runtime.trace.collect import collect
 from stageline_runtime.trace.lanes import StageTimeline, Window, common_window
 from stageline_runtime.trace.perfetto import perfetto_json
-from stageline_runtime.trace.picture import busiest_window, draw_timeline
 from stageline_runtime.trace.summary import summarize, summary_lines
 
 _ENDPOINTS_FILE: Final = "endpoints.json"
@@ -21,14 +20,14 @@ _ENDPOINTS_FILE: Final = "endpoints.json"
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--engine-url", help="Engine of the group, instead of NAME: http://<stage 0>:8000.")
-@click.option("--group", type=click.IntRange(min=0), help="Which group of NAME. Default: the first that is ready.")
+@click.option("--engine-url", help="Engine of the group, instead of NAME: http://STAGE-0-POD:8002.")
+@click.option("--group", type=click.IntRange(min=0), help="Group of NAME. Default: the first ready one.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
     default=5.0,
     show_default=True,
-    help="How long to watch; 0 takes what the stages still hold of the past (their last 4096 plans).",
+    help="Seconds to trace; 0 reads the stages' last 4096 plans.",
 )
 @click.option(
     "--output",
@@ -36,10 +35,6 @@ _ENDPOINTS_FILE: Final = "endpoints.json"
     default=Path("trace.json"),
     show_default=True,
     help="The trace, for ui.perfetto.dev or chrome://tracing.",
-)
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Also draw an SVG into this file.")
-@click.option(
-    "--picture-plans", type=click.IntRange(min=1), default=24, show_default=True, help="Plans that the picture shows."
 )
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), help="As given to `up`. Default: ~/.local/state/stageline."
@@ -50,13 +45,9 @@ def trace(
     group: int | None,
     seconds: float,
     output: Path,
-    picture: Path | None,
-    picture_plans: int,
     state_dir: Path | None,
 ) -> None:
     """Trace the stages of the model NAME that `stageline up` serves (the only one that is up by default)."""
-    if picture is not None and picture.suffix.lower() != ".svg":
-        raise UserError(f"--picture {picture}: pictures are SVG, so the file's name must end in .svg", USAGE_EXIT_CODE)
     url = engine_url.rstrip("/") if engine_url else _local_engine(state_dir or default_state_root(), name, group)
     # A proxy of the environment is not meant for stages, whatever address they have.
     with httpx.Client(trust_env=False) as http:
@@ -71,10 +62,6 @@ def trace(
         _say_limits(one)
     _write(output, perfetto_json(timelines, window, title=title))
     click.echo(f"{output}: open it at https://ui.perfetto.dev")
-    if picture is not None:
-        part = busiest_window(timelines, window, plans=picture_plans)
-        _write(picture, draw_timeline(timelines, part, title=title))
-        click.echo(f"{picture}: {part.seconds * 1e3:.1f} ms of it, drawn")
 
 
 def _say_limits(one: StageTimeline) -> None:

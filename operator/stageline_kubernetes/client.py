@@ -1,7 +1,8 @@
 """A client for processes that run an event loop: plain manifests in, plain manifests out.
 
-Each write first asks `before_write`, which stops a replica that does not lead, and in tests stands for a crash. A
-throttled request waits as long as the server asks, and all others wait with it. A request that fails for a passing
+Each write first asks `before_write`, which stops a replica that does not lead, and in tests stands for a crash. While a
+write waits for its answer, `during_write` is asked every second, and the write is abandoned when that raises. A
+throttled request waits as long as the server asks; no other request waits with it. A request that fails for a passing
 reason is sent again, a few times: so each write must be safe to repeat, whether its answer was lost or never sent.
 """
 
@@ -26,16 +27,20 @@ JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 
 READ_TIMEOUT_SECONDS: Final = 30.0
-_THROTTLED: Final = 429
 _TRIES: Final = 3
 _FIRST_RETRY_SECONDS: Final = 0.25
 _LONGEST_RETRY_SECONDS: Final = 5.0
+_RETRY_WITHIN_SECONDS: Final = 10.0
+"""After which a request is not sent again: its caller decides, who has waited long already."""
+_DURING_WRITE_SECONDS: Final = 1.0
 _PAGE: Final = 500
 _FIRST_REFUSAL: Final = 300
+_BAD_ANSWER: Final = 502
+"""Status of an answer that no API server gives; a proxy may."""
 _CLOSE_SECONDS: Final = 0.25
 
 OnCall = Callable[[str, str, int], None]
-"""Hears of each request: verb, plural, status."""
+"""Hears of each request, and of each watch that fails: verb, plural, status."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class KubeApi:
         write_timeout_seconds: float = READ_TIMEOUT_SECONDS,
         read_timeout_seconds: float = READ_TIMEOUT_SECONDS,
         before_write: Callable[[str], None] = lambda _: None,
+        during_write: Callable[[str], None] = lambda _: None,
         on_call: OnCall = lambda *_: None,
         tries: int = _TRIES,
         *,
@@ -86,10 +92,10 @@ class KubeApi:
         self._write_timeout_seconds = write_timeout_seconds
         self._read_timeout_seconds = read_timeout_seconds
         self._before_write = before_write
+        self._during_write = during_write
         self._on_call = on_call
         self._tries = tries
         self._user_agent = user_agent
-        self._throttled_until = 0.0
 
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
@@ -99,17 +105,6 @@ class KubeApi:
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
         """Raises `ApiError`."""
         return await self._read("get", resource, resource.path(namespace, name), {})
-
-    async def has_kind(self, resource: ApiResource) -> bool:
-        """Whether the cluster has a kind at a version, by its discovery. Raises `ApiError`."""
-        path = resource.path().rpartition("/")[0]
-        try:
-            answer = await self._read("discover", resource, path, {})
-        except ApiError as error:
-            if error.is_not_found:
-                return False
-            raise
-        return any(each.get("name") == resource.plural for each in answer.get("resources", ()))
 
     async def list(
         self, resource: ApiResource, namespace: str = "", selector: str = "", limit: int | None = None, fields: str = ""
@@ -128,7 +123,9 @@ class KubeApi:
                 "continue": token,
             }
             page = await self._read("list", resource, resource.path(namespace), query)
-            found += page.get("items", [])
+            if not isinstance(page.get("metadata"), dict):
+                raise ApiError(f"list {resource.plural}: the answer is no list", _BAD_ANSWER)
+            found += page.get("items") or []
             token = page["metadata"].get("continue", "")
             if not token or limit is not None:
                 return Listing(found, int(page["metadata"].get("resourceVersion") or 0))
@@ -138,8 +135,8 @@ class KubeApi:
     ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
         """Events after a version of the cluster, in batches as they arrive, for `seconds`; then the server ends it.
 
-        An event of type `ERROR` is raised as an `ApiError`; whatever it says (the version is too old), listing anew is
-        right. A connection that breaks raises what aiohttp raises.
+        The first batch is empty: the watch is open. Raises `ApiError`, also for an event of type `ERROR`; of status 0
+        where the connection broke.
         """
         query = {
             "watch": "true",
@@ -152,18 +149,25 @@ class KubeApi:
         request = _Request(
             "watch", resource.plural, "GET", resource.path(namespace), query, timeout_seconds=limit_seconds
         )
-        async with asyncio.timeout(limit_seconds):
-            answer = await self._open(request)
-            async with answer.response as response:
-                if response.status >= _FIRST_REFUSAL:
-                    raise error_of(
-                        request.what, response.status, _decoded(await response.read()), response.headers, False
-                    )
-                rest = b""
-                async for chunk in response.content.iter_any():
-                    *lines, rest = (rest + chunk).split(b"\n")
-                    if lines:
-                        yield [_event(request.what, line) for line in lines]
+        try:
+            async with asyncio.timeout(limit_seconds):
+                answer = await self._open(request)
+                async with answer.response as response:
+                    if response.status >= _FIRST_REFUSAL:
+                        answered = _decoded(await response.read())
+                        raise error_of(request.what, response.status, answered, response.headers, False)
+                    yield []
+                    rest = b""
+                    async for chunk in response.content.iter_any():
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        if lines:
+                            yield [_event(request.what, line) for line in lines]
+        except ApiError as error:
+            self._on_call(request.verb, request.plural, error.status)
+            raise
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._on_call(request.verb, request.plural, 0)
+            raise _no_answer(request, error) from error
 
     async def create(
         self, resource: ApiResource, manifest: Mapping[str, Any], query: Mapping[str, str]
@@ -199,38 +203,49 @@ class KubeApi:
         return await self._send(replace(request, timeout_seconds=self._write_timeout_seconds), resource, asks=True)
 
     async def _send(self, request: "_Request", resource: ApiResource, asks: bool) -> dict[str, Any]:
+        began = asyncio.get_running_loop().time()
         for tries_left in reversed(range(self._tries)):
-            await self._wait_while_throttled()
             if asks:
                 self._before_write(request.what)
             try:
-                return await self._send_once(request, hides_message=resource.kind == "Secret")
+                return await self._send_once(request, resource.kind == "Secret", asks)
             except ApiError as error:
                 own_seconds = _FIRST_RETRY_SECONDS * 2 ** (self._tries - tries_left)
                 wait_seconds = error.retry_after_seconds or own_seconds * random.uniform(0.5, 1.0)
-                if not error.is_passing or not tries_left or wait_seconds > _LONGEST_RETRY_SECONDS:
+                is_late = asyncio.get_running_loop().time() - began > _RETRY_WITHIN_SECONDS
+                if not error.is_passing or not tries_left or is_late or wait_seconds > _LONGEST_RETRY_SECONDS:
                     raise
-                if error.status == _THROTTLED:
-                    self._throttled_until = asyncio.get_running_loop().time() + wait_seconds
-                else:
-                    await asyncio.sleep(wait_seconds)
+            await asyncio.sleep(wait_seconds)
         raise AssertionError("the last try returns or raises")
 
-    async def _send_once(self, request: "_Request", hides_message: bool) -> dict[str, Any]:
+    async def _send_once(self, request: "_Request", hides_message: bool, asks: bool) -> dict[str, Any]:
         try:
             # Logging in counts too: nothing may be sent long after `before_write` allowed it.
             async with asyncio.timeout(request.timeout_seconds):
-                answer = await self._open(request)
-                raw: bytes = await answer.read()  # type: ignore[no-untyped-call]
+                answer, raw = await (self._exchange_while_allowed(request) if asks else self._exchange(request))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._on_call(request.verb, request.plural, 0)
-            reason = type(error).__name__
-            raise ApiError(f"{request.what}: no answer {reason} {error}".rstrip(), 0, reason) from error
+            raise _no_answer(request, error) from error
         self._on_call(request.verb, request.plural, answer.status)
         decoded = _decoded(raw)
         if answer.status >= _FIRST_REFUSAL:
             raise error_of(request.what, answer.status, decoded, answer.headers, hides_message)
         return decoded
+
+    async def _exchange(self, request: "_Request") -> tuple[RESTResponse, bytes]:
+        answer = await self._open(request)
+        return answer, await answer.read()  # type: ignore[no-untyped-call]
+
+    async def _exchange_while_allowed(self, request: "_Request") -> tuple[RESTResponse, bytes]:
+        """Raises what `during_write` raises; the API server gives up a request whose client has left."""
+        exchange = asyncio.ensure_future(self._exchange(request))
+        try:
+            while not (await asyncio.wait({exchange}, timeout=_DURING_WRITE_SECONDS))[0]:
+                self._during_write(request.what)
+            return exchange.result()
+        finally:
+            exchange.cancel()
+            await asyncio.gather(exchange, return_exceptions=True)
 
     async def _open(self, request: "_Request") -> RESTResponse:
         """Send a request; the answer's status is there, its body still to come."""
@@ -241,17 +256,15 @@ class KubeApi:
         return await self._client.call_api(request.method, url, headers, request.body, _request_timeout=timeout)
 
     async def _authorization(self) -> dict[str, str]:
-        token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        try:
+            token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        except Exception as error:  # login helpers raise what they like
+            raise ApiError(f"log in: {type(error).__name__}: {error}"[:300], 0, type(error).__name__) from error
         if token:
             return {"Authorization": token}
         if self._configuration.username:
             return {"Authorization": str(self._configuration.get_basic_auth_token())}
         return {}
-
-    async def _wait_while_throttled(self) -> None:
-        wait_seconds = self._throttled_until - asyncio.get_running_loop().time()
-        if wait_seconds > 0:
-            await asyncio.sleep(wait_seconds)
 
 
 def _decoded(raw: bytes) -> dict[str, Any]:
@@ -262,8 +275,18 @@ def _decoded(raw: bytes) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
+def _no_answer(request: _Request, error: Exception) -> ApiError:
+    reason = type(error).__name__
+    words = f"within {request.timeout_seconds:g} s" if isinstance(error, TimeoutError) else f"{reason} {error}"
+    return ApiError(f"{request.what}: no answer {words}".rstrip(), 0, reason)
+
+
 def _event(what: str, line: bytes) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(line)
-    if event["type"] == "ERROR":
-        raise error_of(what, int(event["object"].get("code", 0)), event["object"], {}, hide_message=False)
+    try:
+        event: dict[str, Any] = json.loads(line)
+        kind, about = event["type"], dict(event["object"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ApiError(f"{what}: an event can't be read: {error}", _BAD_ANSWER) from error
+    if kind == "ERROR":
+        raise error_of(what, int(about.get("code") or _BAD_ANSWER), about, {}, hide_message=False)
     return event

@@ -30,6 +30,11 @@ class ApiError(Exception):
         return self.status == 404
 
     @property
+    def is_expired(self) -> bool:
+        """The version to watch from is too old: list again."""
+        return self.status == 410
+
+    @property
     def is_conflict(self) -> bool:
         """Another writer was first, or the object exists already."""
         return self.status == 409

@@ -2,12 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Final
 
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import Configuration
 
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_kubernetes.places import has_kubeconfig, is_in_cluster, kubeconfig_files
+
+_UNLIMITED: Final = 0
 
 
 async def load_configuration(kubeconfig: Path | None = None, context: str | None = None) -> Configuration:
@@ -16,7 +19,8 @@ async def load_configuration(kubeconfig: Path | None = None, context: str | None
     Raises:
         UserError: there is none, or it can't be read.
     """
-    configuration = Configuration()
+    # Open watches hold a connection each: a limit would let them keep writes waiting.
+    configuration = Configuration(connection_pool_maxsize=_UNLIMITED)
     file = _kubeconfig_file(kubeconfig, context)
     try:
         if file is None:

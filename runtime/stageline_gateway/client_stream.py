@@ -27,6 +27,8 @@ _LENGTHS: Final = frozenset({b"content-length", b"transfer-encoding", b"connecti
 _CONTROLS: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """That no header holds, besides the end of a line."""
 
+_NO_LENGTH: Final = 2**62
+
 Pause = Callable[[], Awaitable[None]]
 """What is to be awaited before more is written; begun only then."""
 
@@ -34,7 +36,16 @@ Pause = Callable[[], Awaitable[None]]
 class ClientStream:
     """One request's answer on its connection."""
 
-    __slots__ = ("__weakref__", "_cycle", "_flow", "_streams_to", "is_slow", "on_gone")
+    __slots__ = (
+        "__weakref__",
+        "_cycle",
+        "_ends_with_connection",
+        "_flow",
+        "_streams_to",
+        "has_written",
+        "is_slow",
+        "on_gone",
+    )
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
@@ -44,6 +55,10 @@ class ClientStream:
         self.is_slow = False
         """Its client has left its end full for too long, and it was dropped for that."""
         self.on_gone: Callable[[], None] | None = None
+        self.has_written = False
+        """Whether anything was written since whoever reads this set it back."""
+        self._ends_with_connection = False
+        """Its client knows neither the length of the answer nor chunks: HTTP/1.0."""
 
     @property
     def is_gone(self) -> bool:
@@ -69,6 +84,15 @@ class ClientStream:
     def is_complete(self) -> bool:
         return self._cycle.response_complete
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the answer goes on, and nothing waits to be written to it."""
+        return not (self._cycle.response_complete or self._cycle.disconnected or self._flow.write_paused)
+
+    def add_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Have the answer begin with these too, whoever writes it."""
+        self._cycle.default_headers = [*self._cycle.default_headers, *headers]
+
     def gone(self) -> None:
         """The connection is lost. uvicorn tells only the last request that came on it."""
         self._streams_to = None
@@ -78,23 +102,15 @@ class ClientStream:
         if self.on_gone is not None:
             self.on_gone()
 
-    def head_of(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-        """What a stream with these headers begins with, to be given to `open`; None where uvicorn is to write it.
-
-        Names of headers are in lower case.
-        """
-        return None if self._cycle.access_log else _stream_head(self._cycle, headers)
-
-    def open(
-        self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True, head: bytes | None = None
-    ) -> Pause | None:
-        """Begin an answer with status 200; without `more` it is all of it. `head` is these headers' `head_of`, where
-        it is known."""
+    def open(self, headers: Sequence[tuple[bytes, bytes]], body: bytes, more: bool = True) -> Pause | None:
+        """Begin an answer with status 200; without `more` it is all of it. Names of headers are in lower case."""
         cycle = self._cycle
+        self.has_written = True
+        if cycle.scope["http_version"] == "1.0" and all(name != b"content-length" for name, _ in headers):
+            self._end_with_connection()
         is_held_up = cycle.response_started or cycle.flow.write_paused or cycle.disconnected
-        # One that was made ahead doesn't say what a shutdown has decided since.
-        head = head if cycle.keep_alive else None
-        if more and not is_held_up and (head := head or self.head_of(headers)) is not None:
+        head = _stream_head(cycle, headers) if more and not is_held_up and not cycle.access_log else None
+        if head is not None:
             cycle.response_started = cycle.chunked_encoding = True
             cycle.waiting_for_100_continue = False
             self._streams_to = cycle.transport
@@ -105,6 +121,7 @@ class ClientStream:
 
     def write(self, body: bytes, more: bool = True) -> Pause | None:
         """One piece of a stream that is open."""
+        self.has_written = True
         if (transport := self._streams_to) is not None and more and body and not self._flow.write_paused:
             # What uvicorn would do; the check of the order of messages is left out.
             transport.write(b"%x\r\n%b\r\n" % (len(body), body))
@@ -122,12 +139,25 @@ class ClientStream:
         if self._cycle.flow.write_paused:
             return partial(self._send_when_written, messages)
         for message in messages:
+            self._fit_length(message)
             _finish(self._cycle.send(message))  # type: ignore[arg-type]
         return None
 
     async def _send_when_written(self, messages: Sequence[dict[str, Any]]) -> None:
         for message in messages:
+            self._fit_length(message)
             await self._cycle.send(message)  # type: ignore[arg-type]
+
+    def _end_with_connection(self) -> None:
+        """uvicorn frames an answer by its length, or in chunks, which HTTP/1.0 doesn't have. So it is told of a length
+        that is never reached, and nothing of that to the client."""
+        self._ends_with_connection = True
+        self._cycle.chunked_encoding, self._cycle.expected_content_length = False, _NO_LENGTH
+
+    def _fit_length(self, message: dict[str, Any]) -> None:
+        """The answer is as long as it has become by its last piece."""
+        if self._ends_with_connection and not message.get("more_body", True):
+            self._cycle.expected_content_length = len(message["body"])
 
 
 def _stream_head(cycle: RequestResponseCycle, headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
@@ -135,7 +165,11 @@ def _stream_head(cycle: RequestResponseCycle, headers: Sequence[tuple[bytes, byt
 
     Names of headers are this gateway's own words, and are not looked at; values may be a client's.
     """
-    if cycle.scope["method"] == "HEAD" or any(name in _LENGTHS for name, _ in headers):
+    if (
+        cycle.scope["http_version"] == "1.0"
+        or cycle.scope["method"] == "HEAD"
+        or any(name in _LENGTHS for name, _ in headers)
+    ):
         return None
     lines = [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
     if not cycle.keep_alive:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Self, assert_never
 
-from stageline_api.engine_http import EngineError, ErrorCode
+from stageline_api.engine_http import ContextExceeded, EngineError, ErrorCode
 from stageline_gateway.engine_key import KEY_NOT_TAKEN
 
 SHOWN_CHARACTERS = 100
@@ -52,6 +52,8 @@ class ApiError(Exception):
     code: str | None = None
     retry_after_seconds: float | None = None
     extra_headers: Mapping[str, str] = field(default_factory=dict)
+    exceeded: ContextExceeded | None = None
+    """Of a prompt that is too long, the numbers of the message."""
 
     def bare(self) -> Self:
         """The same without its traceback, for a frame that keeps it. The traceback holds the frames that it was raised
@@ -145,7 +147,8 @@ def refused_by_engine(error: EngineError, default_param: str, retry_after_second
         case ErrorCode.INVALID_VALUE:
             return bad_value(error.param or default_param, error.message)
         case ErrorCode.CONTEXT_LENGTH_EXCEEDED | ErrorCode.NO_CHAT_TEMPLATE:
-            return bad_value(error.param or default_param, error.message, error.code.value)
+            param = error.param or default_param
+            return ApiError(400, error.message, param=param, code=error.code.value, exceeded=error.exceeded)
         case ErrorCode.NOT_READY | ErrorCode.DRAINING | ErrorCode.QUEUE_FULL:
             wait_seconds = error.retry_after_seconds or retry_after_seconds
             return ApiError(503, error.message, "server_error", code=error.code.value, retry_after_seconds=wait_seconds)

@@ -7,16 +7,15 @@ through `dispatcher`.
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from stageline_api.endpoints import Endpoints
-from stageline_gateway.engine_client.connection_pool import get
 from stageline_gateway.engine_client.engine_calls import EngineCalls
+from stageline_gateway.engine_client.engine_connections import get
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
-from stageline_gateway.engine_client.multiplexed import PERIOD_SECONDS
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineTrust
 from stageline_gateway.groups.backends import Backends, DiscoveredGroups
@@ -28,8 +27,6 @@ from stageline_gateway.relay.placement import RetryPolicy, Runs
 from stageline_gateway.served_models import ServedModel, ServedModels
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics, ModelMetrics
-
-_FIRST_READ_POLL_SECONDS: Final = 0.02
 
 
 class Discovery(Protocol):
@@ -94,13 +91,6 @@ class Fleets:
     def dispatcher_of(self, model: ServedModel) -> Dispatcher:
         return self.by_namespace[model.namespace].dispatcher
 
-    async def first_read(self, patience_seconds: float) -> None:
-        """Wait until it is known what is served, but no longer than so."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_seconds):
-                while self.why_unread:  # noqa: ASYNC110 - several watches, each of its own kind
-                    await asyncio.sleep(_FIRST_READ_POLL_SECONDS)
-
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
@@ -150,14 +140,14 @@ def _build_fleet(settings: GatewaySettings, metrics: ModelMetrics, namespace: st
         most_losses=settings.most_losses,
         retry_after_seconds=settings.retry_after_seconds,
     )
-    # So each gives out as many lines at once as one that has the core for itself.
-    client = EngineClient(timeouts, key, trust, PERIOD_SECONDS * settings.workers_each_core)
+    client = EngineClient(timeouts, key, trust)
     dispatcher = Dispatcher(backends, client, runs, metrics, retry)
     intervals = (settings.probe_interval_seconds, settings.probe_timeout_seconds)
     prober = Prober(backends, *intervals, partial(get, trust), runs.heard_since, look_over, key, trust)
     discovery = _discovery(settings, namespace, discovered, key)
     metrics.discovery_age.set_function(discovery.age_seconds)
-    calls = EngineCalls(key, trust, settings.connect_timeout_seconds, settings.call_timeout_seconds)
+    limits = (settings.connect_timeout_seconds, settings.call_timeout_seconds, settings.retry_after_seconds)
+    calls = EngineCalls(key, trust, *limits)
     return Fleet(dispatcher, discovery, prober, calls)
 
 

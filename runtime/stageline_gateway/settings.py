@@ -1,7 +1,12 @@
 """Everything about a gateway that can be set; parsed once, at the command line."""
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
+
+DRAIN_SIGNAL: Final = signal.SIGQUIT
+"""Has a gateway refuse new requests, and go on with those that are open until it is told to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +25,8 @@ class GatewaySettings:
     """
     engine_authority: Path | None = None
     """Authorities of the certificates that engines of models with `spec.network.tls` show."""
-    relist_seconds: int = 30
-    """How often pods and PipelineModels are listed anew, in a cluster; between they are watched."""
+    relist_seconds: float = 300.0
+    """How often what was watched of pods and PipelineModels is compared with a full list, in a cluster."""
     poll_seconds: float = 0.25
     """How often the endpoints file is looked at, and so how long a group that is gone may still be tried."""
     connect_timeout_seconds: float = 2.0
@@ -50,12 +55,14 @@ class GatewaySettings:
     """How long a client may take to send its request's body."""
     send_timeout_seconds: float = 60.0
     """How long a client may leave its end of a connection full before its answer is given up."""
+    keep_alive_seconds: float = 15.0
+    """Longest silence of a stream: then it has a comment, or a `ping` on Anthropic's path."""
     otlp_endpoint: str | None = None
     """Collector that spans of requests are sent to (`telemetry.tracing`). None sends none."""
     hosts: frozenset[str] | None = None
     """Names that requests may give as their `Host`, besides addresses and this machine's own; None: any."""
-    workers_each_core: float = 1.0
-    """Processes of this gateway that take turns on a core; those that have one each are one."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins of web pages that may send requests from browsers; `*` is any."""
     strict_fields: bool = False
     """Refuse fields that clients send and that change nothing here, instead of naming them in the answer's header."""
     keys_path: Path | None = None

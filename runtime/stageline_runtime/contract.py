@@ -35,11 +35,19 @@ class PodContract:
     bus_token: str
     rank: int = 0
     """Of the processes of this stage."""
+    rendezvous_seconds: int | None = None
+    """How long this pod waits for the others, where that is not what the config says."""
 
     @property
     def ranks(self) -> int:
         """How many processes this stage is."""
         return self.config.stage_ranks
+
+    @property
+    def meeting_seconds(self) -> float:
+        """How long to wait until engine and stages are connected."""
+        own = self.rendezvous_seconds
+        return self.config.timeouts.rendezvous_seconds if own is None else own
 
 
 def begin(component: str, *, hides_values: bool = False) -> PodContract:
@@ -86,6 +94,7 @@ def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:
         master_port=_integer(environ, env.MASTER_PORT, default=ports.RENDEZVOUS),
         bus_token=_text(environ, env.BUS_TOKEN),
         rank=_integer(environ, env.STAGE_RANK, default=0),
+        rendezvous_seconds=_integer(environ, env.RENDEZVOUS_SECONDS) if env.RENDEZVOUS_SECONDS in environ else None,
     )
     if not 0 <= contract.rank < contract.ranks:
         raise _bad(f"{env.STAGE_RANK}={contract.rank} is not between 0 and {contract.ranks - 1}")

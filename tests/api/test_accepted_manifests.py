@@ -10,14 +10,12 @@ import yaml
 from cluster.manifest_samples import SOURCE, manifest
 from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass
-from stageline_api.manifests.accepted_before import read_accepted_before
-from stageline_api.manifests.manifest_loader import load_manifests, load_one_model
+from stageline_api.manifests.manifest_loader import load_manifests, load_one_model, parse_manifest
 from stageline_api.resource.base import SpecBase
 from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.serving.model_source import PackageSource
 from stageline_api.runtime_config import RuntimeConfig, Timeouts
-from stageline_operator.planner.objects.identity import revision_of
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -29,20 +27,20 @@ def test_every_example_is_accepted(file: Path) -> None:
     assert loaded.models
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
-def test_what_is_accepted_reads_the_same_without_the_rules(file: Path) -> None:
-    """Also as the API server stores it, with all defaults."""
-    for model in load_manifests(file).models:
-        written = yaml.safe_load(file.read_text()) if len(load_manifests(file).models) == 1 else model.to_manifest()
-        assert read_accepted_before(written) == model
-        assert read_accepted_before(model.to_manifest()) == model
-        assert revision_of(read_accepted_before(written) or model) == revision_of(model)
-
-
-def test_what_is_no_model_at_all_is_none_without_the_rules_too() -> None:
-    whole = manifest()
-    assert read_accepted_before({**whole, "spec": {}}) is None
-    assert read_accepted_before({**whole, "spec": {**whole["spec"], "engine": "vllm"}}) is None
+def test_fields_that_a_newer_version_knows_are_ignored_in_what_a_cluster_holds_and_refused_in_files() -> None:
+    """At any depth; what is known and wrong is refused all the same."""
+    newer = manifest(replicas=2)
+    newer["spec"]["quantumLinks"] = {"count": 3}
+    newer["spec"]["engine"] = {"seed": 7, "warpFactor": None}
+    newer["metadata"]["uid"] = "u"
+    assert isinstance(parse_manifest(newer), list)
+    model = parse_manifest(newer, ignores_unknown=True)
+    assert isinstance(model, PipelineModel), model
+    assert (model.spec.replicas, model.spec.engine.seed) == (2, 7)
+    newer["spec"]["engine"]["seed"] = "seven"
+    problems = parse_manifest(newer, ignores_unknown=True)
+    assert isinstance(problems, list)
+    assert [problem.path for problem in problems] == ["spec.engine.seed"]
 
 
 def test_the_smallest_manifest_gets_working_defaults() -> None:

@@ -57,7 +57,6 @@ def test_the_full_manifest_is_valid() -> None:
     assert isinstance(parse_manifest(copy.deepcopy(FULL)), PipelineModel)
 
 
-@settings(max_examples=400, deadline=None)
 @given(st.sampled_from(_places(FULL)), _JSON)
 def test_any_value_in_any_place_is_read_or_refused_where_it_stands(place: tuple[Any, ...], value: Any) -> None:
     document = copy.deepcopy(FULL)
@@ -72,11 +71,7 @@ def test_any_value_in_any_place_is_read_or_refused_where_it_stands(place: tuple[
     assert any(problem.path.startswith(str(place[0])) for problem in parsed), parsed
 
 
-@settings(
-    max_examples=200,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.one_of(st.binary(max_size=200), st.text("ab:-[]{}&*!|>%@`'\"#?, \n\t0", max_size=60).map(str.encode)))
 def test_any_bytes_are_answered(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "any.yaml"

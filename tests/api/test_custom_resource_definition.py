@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from cluster.manifest_samples import manifest
+from stageline_api.conditions import ConditionType, Reason
+from stageline_api.failures import FailureClass
 from stageline_api.manifests import crd, field_reference
 from stageline_api.resource.pipeline_model import PipelineModel
 
@@ -127,3 +129,18 @@ def test_the_committed_field_reference_is_what_the_types_say() -> None:
     assert committed == field_reference.render_field_reference(), (
         "run `python -m stageline_api.manifests.field_reference` and commit the result"
     )
+
+
+def test_the_reference_types_every_field_and_explains_every_word_of_a_status() -> None:
+    rows = [line.strip("|").split("|") for line in field_reference.render_field_reference().splitlines() if "|" in line]
+    types = {row[0].strip("`"): row[1] for row in rows}
+    assert types["spec.model.cache.sizeLimit"] == "quantity"
+    assert types["status.lastFailures[].time"] == "time"
+    assert [name for name, kind in types.items() if kind in ("", "None")] == []
+    assert {*ConditionType, *Reason, *FailureClass} <= types.keys()
+
+
+def test_the_reference_gives_repeated_fields_once() -> None:
+    reference = field_reference.render_field_reference()
+    assert reference.count(".secretKeyRef.optional`") == 1
+    assert "Fields as in `spec.template.env`." in reference

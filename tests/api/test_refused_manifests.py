@@ -168,7 +168,7 @@ SPEC_CASES = {
     ),
     "snake-case": ("engine: {max_num_seqs: 9}", 'spec.engine.max_num_seqs: unknown field; did you mean "maxNumSeqs"?'),
     "unknown": ("network: {mtu: 9}",
-                "spec.network.mtu: unknown field; the fields here are interface, transport, rdmaResource, tls, env"),
+                "spec.network.mtu: unknown field; the fields here are interface, rdmaResource, tls, env"),
     "unknown-in-list": (
         "stages: [{layer: 0-3}]",
         'spec.stages[0].layer: unknown field; did you mean "layers"?',
@@ -446,20 +446,6 @@ SPEC_CASES = {
         "network: {rdmaResource: rdma/hca, tls: {secretName: certs}}",
         'spec.network.rdmaResource: "rdma/hca" is not allowed: '
         "is not taken with network.tls: RDMA has no TLS, so it would stay unused",
-    ),
-    "gloo between nodes of vLLM": (
-        "engine: {name: vllm}\n  network: {transport: gloo}",
-        'spec.network.transport: "gloo" is not allowed: '
-        "is for engine.name stageline only: vLLM chooses by itself what its nodes talk by",
-    ),
-    "gloo by TLS": (
-        "network: {transport: gloo, tls: {secretName: certs}}",
-        'spec.network.transport: "gloo" is not allowed: '
-        "is not taken with network.tls: torch's builds of gloo have no TLS",
-    ),
-    "a transport that there is not": (
-        "network: {transport: tcp}",
-        'spec.network.transport: "tcp" is not allowed: must be one of "auto" or "gloo"',
     ),
     "interface": (
         "network: {interface: 'a b'}",

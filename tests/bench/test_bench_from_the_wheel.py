@@ -45,7 +45,7 @@ def test_the_wheel_holds_every_package_and_nothing_of_the_tests() -> None:
         (("stageline_bench.runtime", "pipeline", "--help"), "Markdown page whose table is replaced"),
         (("stageline_bench.gateway", "--help"), "Markdown page whose table is replaced"),
         (("stageline_bench.gpu_check", "--help"), "the page whose table is written anew"),
-        (("stageline_bench.runtime", "paced", "--page", "docs/benchmarks.md"), "'docs/benchmarks.md' does not exist"),
+        (("stageline_bench.runtime", "paced", "--page", "no/page.md"), "'no/page.md' does not exist"),
     ],
     ids=["bench", "gateway", "gpu-check", "a page that is not there"],
 )

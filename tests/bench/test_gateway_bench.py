@@ -16,7 +16,7 @@ from stageline_bench.gateway import __main__ as gateway_bench
 from stageline_bench.gateway import relays
 from stageline_bench.gateway.figures import measure, quantiles
 from stageline_bench.gateway.processes import python_module, started
-from stageline_bench.gateway.report import TWO_WORKERS, added_ms, result_of, token_cost, update_page
+from stageline_bench.gateway.report import added_ms, result_of, token_cost, update_page
 
 LOAD: dict[str, Any] = {"concurrent": 2, "tokens": 5, "tokens_per_second": 50.0, "seconds": 4.0}
 
@@ -27,7 +27,6 @@ def on_any_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stageline_bench.gateway.processes.os.sched_setaffinity", lambda *_: None)
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("on_any_core")
 def test_streams_are_whole_with_and_without_a_gateway(tmp_path: Path) -> None:
     port = free_port()
@@ -88,9 +87,9 @@ def test_every_start_has_processes_of_its_own_and_orders_turn(
     loads: list[tuple[str, int]] = []
 
     @contextmanager
-    def open_relay(name: str, *_: object, workers: int = 1) -> Iterator[relays.Relay | None]:
-        opened.append(name if workers == 1 else TWO_WORKERS)
-        yield relays.Relay(opened[-1], 1, "/v1/completions") if name == "gateway" or has_nginx else None
+    def open_relay(name: str, *_: object) -> Iterator[relays.Relay | None]:
+        opened.append(name)
+        yield relays.Relay(name, 1, "/v1/completions") if name == "gateway" or has_nginx else None
 
     def measured(relay: relays.Relay, _: Path, **load: Any) -> dict[str, Any]:
         if load["seconds"] != 3:  # the warm-up's
@@ -118,26 +117,19 @@ def test_every_start_has_processes_of_its_own_and_orders_turn(
     assert [tokens for name, tokens in loads if name == "gateway"] == [25, 125, 25, 125, 125, 25, 125, 25, 25, 125]
     opened.clear()
     saturated = [(one["relay"], one["concurrent"]) for one in gateway_bench._saturated(1, 16.0, tmp_path)]
-    one_first, two_first = [("gateway", 64), ("gateway", 32)], [(TWO_WORKERS, 128), (TWO_WORKERS, 64)]
-    pairs = [*two_first, *one_first, *one_first, *two_first]
-    turned = [*two_first[::-1], *one_first[::-1], *one_first[::-1], *two_first[::-1]]
-    assert saturated == [("nginx", 64), *pairs, *turned][not has_nginx :]
-    assert opened == ["nginx", *[TWO_WORKERS, "gateway", "gateway", TWO_WORKERS] * 2]
+    assert saturated == [("nginx", 64), *[("gateway", 64)] * 4][not has_nginx :]
+    assert opened == ["nginx", *["gateway"] * 4]
 
 
-def test_two_workers_are_compared_with_one_pair_by_pair() -> None:
-    costs = ((1.0, 1.2, 1.3, 7.0), (2.0, 2.2, 2.4, 7.0), (4.0, 4.2, 4.2, 7.0), (8.0, 16.0, 16.0, 7.0))
-    loads = (("gateway", 64), (TWO_WORKERS, 128), (TWO_WORKERS, 64), ("gateway", 32))
-    rows = [
-        figures(relay, 1.0, streams_per_second=1.0, cpu_share=0.5, cpu_ms_per_stream=cost) | {"concurrent": concurrent}
-        for pair in costs
-        for (relay, concurrent), cost in zip(loads, pair, strict=True)
+def test_a_saturated_stream_is_the_median_of_all_starts() -> None:
+    more = {"streams_per_second": 1.0, "cpu_share": 0.5}
+    rows = [figures("gateway", 1.0, cpu_ms_per_stream=cost, **more) for cost in (1.0, 2.0, 4.0, 8.0)]
+    result = result_of([], [figures("nginx", 1.0, cpu_ms_per_stream=9.0, **more), *rows], [], 0.1)
+    assert [target["measured"] for target in result["targets"]] == [3.0]
+    assert [(row["relay"], row["cpu_ms_per_stream"]) for row in result["saturated"]] == [
+        ("nginx", 9.0),
+        ("gateway", 2.0),
     ]
-    result = result_of([], rows, [], 0.1)
-    assert [target["measured"] for target in result["targets"]] == [3.0, 1.15, 1.25]
-    assert [(row["relay"], row["concurrent"], row["cpu_ms_per_stream"]) for row in result["saturated"]] == [
-        ("gateway", 64, 2.0), (TWO_WORKERS, 128, 2.2), (TWO_WORKERS, 64, 2.4), ("gateway", 32, 7.0),
-    ]  # fmt: skip
 
 
 def test_quantiles_are_of_the_ordered_values() -> None:

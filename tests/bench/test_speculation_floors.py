@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from oracles.best_rows import TimedStages
 from stageline_bench.runtime.group.engine_host import RoundOrder
 from stageline_bench.runtime.speculation import (
     FLOORS,
     Case,
-    chain_floor,
-    paced_cases,
+    paced_case,
     speculation_cases,
     targets_of,
 )
@@ -48,26 +46,13 @@ def test_one_request_and_four_are_measured_at_both_lengths(stages: int) -> None:
 
 @pytest.mark.parametrize(
     ("stages", "token_seconds", "is_first", "asked"),
-    [
-        (4, 0.001, True, {"with drafts": 2.5, "chains": 1.09}),
-        (4, 0.0023, False, {"chains": 1.2}),
-        (8, 0.001, True, {}),
-    ],
+    [(4, 0.001, True, {"drafts": 2.2}), (4, 0.0023, False, {}), (8, 0.001, True, {})],
 )
-def test_paced_floors_are_those_of_four_stages(
+def test_the_paced_floor_is_that_of_four_stages(
     stages: int, token_seconds: float, is_first: bool, asked: dict[str, float]
 ) -> None:
-    cases = paced_cases(ORDER, stages, 0.02, token_seconds, has_drafts_floor=is_first)
-    found = {case.name.rsplit(", ", 1)[1]: case.floors["drafts"] for case in cases if case.floors}
-    assert found == pytest.approx(asked, abs=0.005)
-
-
-@pytest.mark.parametrize("token_seconds", [0.0, 0.0005, 0.001, 0.0015, 0.0023, 0.004])
-def test_of_chains_no_more_is_asked_than_anybody_can_reach(token_seconds: float) -> None:
-    stages = TimedStages(4, 0.02, token_seconds)
-    most = stages.best_rate_of_chains(0.7) / stages.best_rate_of_single_rows(0.7)
-    assert chain_floor(4, 0.02, token_seconds) <= most
-    assert chain_floor(4, 0.02, token_seconds) >= min(1.2, 0.94 * most)
+    case = paced_case(ORDER, stages, token_seconds, has_floor=is_first)
+    assert (case.variants, case.floors) == (("plain", "drafts"), asked)
 
 
 def test_a_floor_is_held_against_the_median_of_the_pairs() -> None:

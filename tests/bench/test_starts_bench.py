@@ -85,7 +85,7 @@ def test_the_page_has_starts_by_cache_and_phase_and_recoveries_by_cause() -> Non
     assert "| cluster: a node is lost (1) | `NodeLost` | 20.0 | 21.0 |" in section
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_a_round_on_this_machine_tells_a_start_and_what_each_blow_took(tmp_path: Path) -> None:
     model = write_tiny_llama(tmp_path / "model", num_layers=4)

@@ -63,9 +63,11 @@ def check(groups: ChaosGroups, asked: Sequence[dict[str, Any]], disturbed: Seque
 def caught_midway(groups: ChaosGroups, group: int, asked: Sequence[dict[str, Any]]) -> Iterator[tuple[Traffic, Member]]:
     """Answers of one length that are streamed, with a group's last stage frozen in the midst of its share of them.
 
-    On a busy machine all of them may have ended before it stands still: then they are asked for again.
+    On a busy machine all of them may have ended before it stands still: then they are asked for again. One of those
+    that run has a twelfth of its length or more (a third, shared by `PLACES`): a first token alone may still be held
+    back as part of a character, and an answer of which nothing was sent starts anew instead of resuming.
     """
-    stage, deadline = groups.member(group, LAST), time.monotonic() + DEADLINE_SECONDS
+    stage, deadline, length = groups.member(group, LAST), time.monotonic() + DEADLINE_SECONDS, asked[0]["max_tokens"]
     while time.monotonic() < deadline:
         before = generated(groups, group)
         with streaming(groups.served.url, asked) as traffic:
@@ -73,7 +75,7 @@ def caught_midway(groups: ChaosGroups, group: int, asked: Sequence[dict[str, Any
                 stage.freeze()
                 try:
                     # Answers that have ended have brought whole lengths.
-                    if traffic.tokens and (generated(groups, group) - before) % asked[0]["max_tokens"]:
+                    if traffic.tokens and 3 * ((generated(groups, group) - before) % length) >= length:
                         yield traffic, stage
                         return
                 finally:

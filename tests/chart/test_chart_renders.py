@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "operator only": {"gateway": {"enabled": False}},
     "monitored": {"monitoring": {"monitors": "always", "rules": "always", "labels": {"release": "prometheus"}}},
     "secured": {"gateway": {"keys": {"secretName": "keys"}, "tls": {"secretName": "tls"}}},
+    "open to pages": {"gateway": {"corsOrigins": ["https://chat.example.org:8443"]}},
     "labelled": {
         "commonLabels": {"team": "models"},
         "commonAnnotations": {"note": "x"},
@@ -270,6 +271,13 @@ def test_no_pool_is_made_unasked_or_without_a_gateway() -> None:
     )
 
 
+def test_the_gateway_is_told_which_pages_may_ask() -> None:
+    origins = ["https://chat.example.org", "*"]
+    told = container(rendered_objects({"gateway": {"corsOrigins": origins}}), "gateway")["args"]
+    assert [option for option in told if "cors" in option] == [f"--cors-origin={origin}" for origin in origins]
+    assert not any("cors" in option for option in container(rendered_objects({}), "gateway")["args"])
+
+
 def test_who_may_scrape_is_told_to_the_operator_for_models_too() -> None:
     peers = [{"namespaceSelector": {"matchLabels": {"team": "o'clock: #1"}}, "podSelector": {}}]
     objects = rendered_objects({"networkPolicy": {"metricsFrom": peers}})
@@ -398,8 +406,9 @@ def test_rules_and_dashboards_are_rendered_unchanged_from_their_files(tmp_path: 
 
 
 def test_the_shipped_boards_come_with_the_chart_unless_they_are_not_wanted() -> None:
-    boards = of_kind(rendered_objects(), "ConfigMap")
-    shipped = {path.name: path.read_text(encoding="utf-8") for path in board_paths()}
+    address = "https://runbooks.example.com"
+    boards = of_kind(rendered_objects({"monitoring": {"runbooksUrl": address}}), "ConfigMap")
+    shipped = {path.name: path.read_text(encoding="utf-8").replace("/docs/runbooks", address) for path in board_paths()}
     assert {file: text for each in boards for file, text in each["data"].items()} == shipped
     assert len(shipped) >= 4
     assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in boards)
@@ -416,11 +425,20 @@ def test_boards_lead_to_where_runbooks_are_served() -> None:
     assert '"/docs/runbooks' not in text
 
 
+def test_boards_have_no_runbook_links_without_an_address() -> None:
+    for each in of_kind(rendered_objects(), "ConfigMap"):
+        ((file, text),) = each["data"].items()
+        shipped = next(path.read_text(encoding="utf-8") for path in board_paths() if path.name == file)
+        assert "/docs/runbooks" not in text
+        assert len(json.loads(text)["links"]) == len(json.loads(shipped)["links"]) - 1
+        assert len(json.loads(text)["panels"]) == len(json.loads(shipped)["panels"])
+
+
 def test_the_notes_say_what_to_do_next(tmp_path: Path) -> None:
     notes = rendered_files({"gateway": {"namespace": "models", "service": {"port": 8443}}})[NOTES]
     assert "\nkubectl wait -n models plm/smollm2 --for=condition=Ready" in notes
     assert "svc/stageline-gateway 8080:8443" in notes
-    assert "asks for no key" in notes
+    assert "the gateway is unauthenticated" in notes
     manifest = notes.partition("\nkubectl apply -n models -f - <<EOF\n")[2].partition("\nEOF\n")[0]
     file = tmp_path / "notes.yaml"
     file.write_text(manifest + "\n")
@@ -428,9 +446,9 @@ def test_the_notes_say_what_to_do_next(tmp_path: Path) -> None:
     assert "docs/quickstart-cluster.md" in notes, "for pods that can't reach PyPI"
     assert "localhost/" in notes, "what podman and buildah call an image"
     other = rendered_files({"operator": {"namespaces": ["team-a"]}})[NOTES]
-    assert "no\noperator of this release works" in other
+    assert "but the operator of this release only serves" in other
     several = {"operator": {"namespaces": ["a"]}, "gateway": {"namespaces": ["a", "b", "c"]}}
-    assert "the operator serves a, and the gateway serves b, c too, where no" in rendered_files(several)[NOTES]
+    assert "the gateway serves b, c, but the operator of this release only serves a." in rendered_files(several)[NOTES]
     assert (
         "operator of this release" not in rendered_files(several | {"operator": {"namespaces": ["c", "b", "a"]}})[NOTES]
     )

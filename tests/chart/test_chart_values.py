@@ -25,6 +25,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"commonLabels": {"app.kubernetes.io/name": "x"}}, "invalid propertyName 'app.kubernetes.io/name'"),
     ({"gateway": {"service": {"type": "Cluster"}}}, "at '/gateway/service/type'"),
     ({"gateway": {"service": {"port": 99999}}}, "at '/gateway/service/port'"),
+    ({"gateway": {"corsOrigins": ["https://x/"]}}, "at '/gateway/corsOrigins/0': 'https://x/' does not match pattern"),
+    ({"gateway": {"corsOrigins": ["https://Chat.example.org"]}}, "at '/gateway/corsOrigins/0': 'not' failed"),
+    ({"gateway": {"corsOrigins": ["https://x:443"]}}, "at '/gateway/corsOrigins/0': 'not' failed"),
+    ({"gateway": {"corsOrigins": ["http://x:80"]}}, "at '/gateway/corsOrigins/0': 'not' failed"),
+    ({"gateway": {"corsOrigins": ["https://me@x"]}}, "at '/gateway/corsOrigins/0': 'https://me@x' does not match"),
     ({"gateway": {"keys": "secret"}}, "at '/gateway/keys': got string, want object"),
     (
         {"gateway": {"inferencePool": {"enabled": "yes"}}},

@@ -29,19 +29,14 @@ def test_the_pods_of_an_incarnation_join_a_pod_group_that_waits_for_all_of_them(
         assert pod["spec"]["schedulerName"] == scheduler
 
 
-@pytest.mark.parametrize("api", ["v1beta1", "v1alpha1"])
-def test_kubernetes_own_scheduler_is_told_of_all_pods_by_their_own_spec(api: str) -> None:
-    model, life, served = (
-        load_one_model(EXAMPLES / "kubernetes.yaml"),
-        GroupIncarnation(0, 7),
-        f"scheduling.k8s.io/{api}",
-    )
-    group = build_pod_group(model, life, served)
+def test_kubernetes_own_scheduler_is_told_of_all_pods_by_their_own_spec() -> None:
+    model, life = load_one_model(EXAMPLES / "kubernetes.yaml"), GroupIncarnation(0, 7)
+    group = build_pod_group(model, life)
     assert group is not None
-    assert group["apiVersion"] == served
+    assert group["apiVersion"] == "scheduling.k8s.io/v1beta1"
     for stage in (0, 1):
-        spec = build_stage_pod(model, life, stage, "abc", "image", gang_api=served)["spec"]
-        assert group["metadata"]["name"] in (spec.get("schedulingGroup") or spec["workloadRef"]).values()
+        spec = build_stage_pod(model, life, stage, "abc", "image")["spec"]
+        assert spec["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
         assert "schedulerName" not in spec
 
 

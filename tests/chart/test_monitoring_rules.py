@@ -11,10 +11,14 @@ from cluster.rendered_chart import CHART, NOTES, of_kind, rendered_files, render
 from stageline_api.telemetry import metric_buckets
 from stageline_dashboards.shipped import rule_paths
 
-FILES = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in rule_paths()}
+FILES = {
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8").replace("runbook_url: docs/", "runbook: docs/"))
+    for path in rule_paths()
+}
+"""The shipped rules; without an address, runbooks are paths and no links."""
 
 
-def test_by_default_each_file_becomes_one_object_and_nothing_in_it_changes() -> None:
+def test_by_default_each_file_becomes_one_object_and_nothing_but_the_runbooks_annotation_changes() -> None:
     rendered = rendered_rules()
     assert rendered == FILES
     assert "{{ $labels.stage }}" in json.dumps(rendered), "Helm took the alerts' templates for its own"
@@ -86,6 +90,12 @@ def test_alerts_lead_to_where_the_runbooks_are_served(address: str) -> None:
     ]
     assert len(urls) > 20
     assert all(url.startswith("https://wiki.example/runbooks/Stageline") for url in urls)
+
+
+def test_alerts_have_no_runbook_link_without_an_address() -> None:
+    text = json.dumps(rendered_rules())
+    assert "runbook_url" not in text
+    assert text.count('"runbook": "docs/runbooks/Stageline') > 20
 
 
 def test_a_threshold_that_no_bucket_ends_at_is_refused() -> None:

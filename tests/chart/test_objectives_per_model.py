@@ -33,11 +33,12 @@ TIGHT_AND_LOOSE: Final = (
 
 
 def write_rules(directory: Path, *per_model: Mapping[str, Any]) -> list[Path]:
-    """The rules of a cluster where this is promised, as files."""
+    """The rules of a cluster where this is promised, as files; runbooks are annotated as in the shipped rules."""
     paths = []
     for name, spec in rendered_rules(objectives={"perModel": list(per_model)}).items():
         paths.append(directory / f"{name}.yaml")
-        paths[-1].write_text(yaml.safe_dump(spec), encoding="utf-8")
+        text = yaml.safe_dump(spec).replace("runbook: docs/", "runbook_url: docs/")
+        paths[-1].write_text(text, encoding="utf-8")
     return paths
 
 

@@ -49,6 +49,10 @@ def test_claims_outlive_incarnations_and_go_with_the_field_and_a_quota_that_refu
         def pods() -> set[str]:
             return {each["metadata"]["name"] for each in cluster.api.list("Pod", namespace)}
 
+        def seen_by_the_operator() -> set[str]:
+            stages = [stage for group in status().get("groups", []) for stage in group["stages"]]
+            return {stage["pod"] for stage in stages if stage["reason"] == "Unschedulable"}
+
         create_model(cluster.api, namespace, "tiny", kubelet.template, **CLAIMS, restart={"backoffSeconds": 1})
         wait_until("the status says what is refused", lambda: "exceeded quota: few" in reason(), SOON_SECONDS, shown)
         assert reason().startswith("WriteRefused: "), reason()
@@ -56,6 +60,8 @@ def test_claims_outlive_incarnations_and_go_with_the_field_and_a_quota_that_refu
         cluster.kubectl_ok("delete", "quota", "few", "-n", namespace)
         wait_until("both pods are made", lambda: len(pods()) == 2, SOON_SECONDS, shown)
         made, first = claims(), pods()
+        # A pod that goes before the operator has seen it is made again in the same incarnation.
+        wait_until("the operator has seen both", lambda: seen_by_the_operator() == first, SOON_SECONDS, shown)
         assert sorted(made) == ["tiny-cache-0-0", "tiny-cache-0-1"]
         cluster.api.delete("Pod", min(first), namespace, grace_seconds=0)
         wait_until(

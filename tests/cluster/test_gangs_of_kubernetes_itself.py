@@ -8,7 +8,6 @@ from typing import Any, Final
 import pytest
 
 from cluster.api import wait_until
-from cluster.control_plane_binary import kubernetes_version
 from cluster.instant_kubelet import TOLERATION, InstantKubelet, instant_kubelet
 from cluster.operator_under_test import create_model, operator_replica, wait_ready
 from cluster.under_test import Cluster, to_json
@@ -17,7 +16,7 @@ SOON_SECONDS: Final = 180.0
 DEVICE: Final = "example.com/device"
 NAMESPACE: Final = "default"
 PLACEMENT: Final = {"placement": {"gang": {"scheduler": "kubernetes"}}}
-OBJECTS: Final = "workloads" if kubernetes_version().startswith("v1.35.") else "podgroups"
+OBJECTS: Final = "podgroups.scheduling.k8s.io"
 
 
 def status_of(cluster: Cluster, namespace: str) -> dict[str, Any]:
@@ -34,21 +33,21 @@ def objects(cluster: Cluster) -> dict[str, dict[str, Any]]:
 
 
 def _listed(cluster: Cluster) -> list[dict[str, Any]]:
-    found = cluster.kubectl_ok("get", f"{OBJECTS}.scheduling.k8s.io", "-n", NAMESPACE, "-o", "json")
+    found = cluster.kubectl_ok("get", OBJECTS, "-n", NAMESPACE, "-o", "json")
     return [dict(each) for each in json.loads(found)["items"]]
 
 
 def test_a_cluster_without_it_is_told_of_and_no_pod_is_made(
     cluster: Cluster, namespace: str, kubelet: InstantKubelet, tmp_path: Path
 ) -> None:
-    if cluster.kubectl("get", "podgroups.scheduling.k8s.io,workloads.scheduling.k8s.io").returncode == 0:
+    if cluster.kubectl("get", OBJECTS).returncode == 0:
         pytest.skip("this cluster has it")
     arguments = ("--namespace", namespace, "--no-leader-elect")
     with operator_replica(cluster.kubeconfig, tmp_path / "log", *arguments) as operator:
         create_model(cluster.api, namespace, "tiny", kubelet.template, **PLACEMENT)
         wait_until(
             "the status says what is missing",
-            lambda: "neither podgroups nor workloads of scheduling.k8s.io" in ready_reason(cluster, namespace),
+            lambda: "doesn't serve podgroups of scheduling.k8s.io/v1beta1" in ready_reason(cluster, namespace),
             SOON_SECONDS,
             lambda: f"{to_json(status_of(cluster, namespace))}\n{operator.log()}",
         )
@@ -90,8 +89,7 @@ def test_no_pod_of_a_group_is_bound_until_all_of_them_can_be(gang_cluster: Clust
         ((name, made),) = objects(gang_cluster).items()
         assert made["metadata"]["ownerReferences"][0]["name"] == "tiny", made
         for pod in pods():
-            reference = pod["spec"].get("workloadRef") or pod["spec"]["schedulingGroup"]
-            assert name in reference.values(), reference
+            assert pod["spec"]["schedulingGroup"] == {"podGroupName": name}, pod["spec"]
 
         with instant_kubelet(client, **{DEVICE: "1"}) as second:
             wait_ready(api, NAMESPACE, "tiny", SOON_SECONDS, shown)

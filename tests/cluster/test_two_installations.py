@@ -1,5 +1,6 @@
-"""Two installations of the operator that serve the same namespace: each model has one of them, until that is gone."""
+"""Two installations that serve the same namespace: each model has one of them, until a person hands it over."""
 
+import shlex
 import signal
 import time
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ def installations(cluster: Cluster, namespace: str, tmp_path: Path) -> Iterator[
         yield found
 
 
-def test_a_model_is_left_to_the_installation_that_was_first_until_that_is_gone(
+def test_a_model_of_one_installation_is_refused_by_the_other_until_it_is_handed_over(
     cluster: Cluster, namespace: str, kubelet: InstantKubelet, installations: dict[str, OperatorReplica]
 ) -> None:
     def logs() -> str:
@@ -54,14 +55,16 @@ def test_a_model_is_left_to_the_installation_that_was_first_until_that_is_gone(
     (second,) = installations.keys() - {first}
     assert model()["status"]["url"] == f"http://{first}/v1"
 
-    def is_told() -> bool:
-        reasons = [each["reason"] for each in cluster.api.list("Event", namespace)]
-        return "OtherOperator" in reasons
+    def refusals() -> list[str]:
+        events = cluster.api.list("Event", namespace)
+        return [each["message"] for each in events if each["reason"] == "OtherOperator"]
 
-    wait_until("an Event says whose it is", is_told, SOON_SECONDS, logs)
+    wait_until("an Event says whose it is", refusals, SOON_SECONDS, logs)
     pods = {pod["metadata"]["uid"] for pod in cluster.api.list("Pod", namespace)}
     installations[first].end(signal.SIGKILL)
     cluster.api.delete("Lease", first, namespace)
+    command = refusals()[0].partition("kubectl ")[2]
+    cluster.kubectl_ok(*shlex.split(command))
     wait_until("the other acts on it", lambda: model()["status"]["url"] == f"http://{second}/v1", SOON_SECONDS, logs)
     assert model()["status"]["operator"] == f"{namespace}/{second}"
     assert {pod["metadata"]["uid"] for pod in cluster.api.list("Pod", namespace)} == pods, "its group runs on"

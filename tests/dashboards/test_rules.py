@@ -76,8 +76,8 @@ def test_recorded_names_are_made_by_a_rule_and_say_level_metric_and_operations()
         assert not metric.endswith("_total"), name
 
 
-def test_the_page_of_metrics_says_what_each_recorded_name_is() -> None:
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+def test_the_page_of_recorded_series_says_what_each_name_is() -> None:
+    page = (ROOT / "docs" / "dev" / "recorded-metrics.md").read_text(encoding="utf-8")
     of_shortest = {re.sub(r"ratio_rate\w+$", "ratio_rate5m", name) for name in recorded_names()}
     of_shortest = {re.sub(r"increase\w+$", "increase20m", name) for name in of_shortest}
     assert recorded_in(page) == of_shortest

@@ -56,11 +56,11 @@ def test_a_page_says_all_that_is_needed_in_order(page: Runbook) -> None:
     assert page.text.startswith(f"# {page.path.stem}\n")
     assert tuple(page.sections) == SECTIONS
     assert all(len(text) > 30 for text in page.sections.values()), page.sections
-    confirm = page.sections["How to confirm"]
-    assert "```sh" in confirm
-    assert "```promql" in confirm
-    assert re.search(r"Board \*\*\w+\*\*", confirm), "no board"
-    assert "```sh" in page.sections["What to capture"]
+    diagnosis = page.sections["Diagnosis"]
+    assert "```sh" in diagnosis
+    assert "```promql" in diagnosis
+    assert re.search(r"Board \*\*\w+\*\*", diagnosis), "no board"
+    assert "```sh" in page.sections["Capture"]
 
 
 @EACH

@@ -170,7 +170,6 @@ def test_the_start_is_told_by_phase_and_the_phases_add_up(up: Monitored) -> None
     assert sum(of_stage.values()) <= phases["start"] + 1, "a stage starts within the group's last phase"
 
 
-@pytest.mark.thorough
 def test_the_shipped_rules_are_loaded_and_none_fails(up: Monitored) -> None:
     files = {path.name for path in shipped.rule_paths()}
     assert files
@@ -181,7 +180,6 @@ def test_the_shipped_rules_are_loaded_and_none_fails(up: Monitored) -> None:
     assert wrong == []
 
 
-@pytest.mark.thorough
 @pytest.mark.skipif(not is_installed(), reason=HOW_TO_GET)
 def test_every_board_is_drawn_without_an_error(up: Monitored, tmp_path: Path) -> None:
     body = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True}

@@ -6,6 +6,7 @@ are under the restricted profile. What took how long is told at the end of the r
 
 import json
 import shlex
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ from cluster.rendered_chart import CHART, NAMESPACE, RELEASE
 from node.durations import Durations
 from node.real_cluster import RealCluster
 from node.real_node import RealNode
+from processes import page_commands
 from processes.repository_files import ROOT
 
 REGISTRY: Final = "stageline.test"
@@ -119,17 +121,21 @@ def replaced(model: ModelInCluster, incarnation: int) -> None:
 
 
 def documented(section: str, words: Mapping[str, str]) -> list[str]:
-    """The kubectl commands of a section of the quick start, with some words replaced."""
+    """The commands of a section of the quick start but Stageline's own, with some words replaced."""
     text = (ROOT / "docs" / "quickstart-cluster.md").read_text(encoding="utf-8").split(f"## {section}\n")[1]
     block = text.split("```sh\n")[1].split("```")[0]
-    commands = [line for line in block.splitlines() if line.startswith("kubectl ")]
+    commands = [line for line in block.splitlines() if line.startswith(("kubectl ", "sed "))]
     for name, word in words.items():
         commands = [command.replace(name, word) for command in commands]
     return commands
 
 
-def type_in(real: RealCluster, command: str) -> str:
-    return real.cluster.kubectl_ok(*shlex.split(command)[1:])
+def type_in(real: RealCluster, command: str) -> None:
+    program, *words = shlex.split(command)
+    if program == "kubectl":
+        real.cluster.kubectl_ok(*words)
+    else:
+        subprocess.run([program, *words], check=True)
 
 
 def test_the_chart_comes_up_under_the_restricted_profile(
@@ -147,12 +153,11 @@ def test_the_chart_comes_up_under_the_restricted_profile(
 def test_a_model_brought_by_the_documented_commands_answers(
     real: RealCluster, model: ModelInCluster, smollm2_dir: Path, tmp_path: Path, durations: Durations
 ) -> None:
-    claim = tmp_path / "claim.yaml"
-    text = (ROOT / "examples" / "air_gapped" / "claim.yaml").read_text(encoding="utf-8")
-    claim.write_text(text.replace("image: stageline-", f"image: {REGISTRY}/stageline-").replace("Once]", "Many]"))
+    examples = tmp_path / "examples"
+    shutil.copytree(ROOT / "examples", examples)
     real.cluster.apply(volume(tmp_path))
-    here = {"models/HASH": str(smollm2_dir), "examples/air_gapped/claim.yaml": str(claim)}
-    *commands, apply = documented("Without the internet", {**here, "examples/": f"{ROOT}/examples/"})
+    here = {"models/HASH": str(smollm2_dir), "examples/": f"{examples}/", page_commands.REGISTRY: REGISTRY}
+    *commands, apply = documented("Without the internet", here)
     for command in commands:
         type_in(real, command)
     with durations.of("kubectl apply until a model of two stages is Ready"):

@@ -36,6 +36,7 @@ def test_what_no_scrape_of_a_healthy_system_may_lack_has_samples(exported_pages:
         "stageline_gateway_key_tokens_total", "stageline_gateway_tls_certificate_expiry_timestamp_seconds",
         "stageline_operator_group_failures_total", "stageline_operator_group_restarts_total",
         "stageline_operator_relist_corrections_total", "stageline_operator_gateway_expected",
+        "stageline_operator_unreadable",
         "stageline_engine_accepted_tokens_per_position_total",
     }  # fmt: skip
     sampled = exported_labels(exported_pages).keys()

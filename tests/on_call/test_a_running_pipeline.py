@@ -291,7 +291,6 @@ def test_a_bundle_from_a_cluster_reads_no_secret_and_says_what_it_could_not_have
     assert not [path for path in api.paths if "secrets" in path], api.paths
 
 
-@pytest.mark.thorough
 def test_a_killed_stage_is_seen_by_every_command_and_the_group_comes_back(
     stageline: Run, up: ServingCommand, tmp_path: Path
 ) -> None:
@@ -357,7 +356,6 @@ def test_a_group_that_is_not_there_is_refused(stageline: Run, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.thorough
 def test_what_has_ended_can_still_be_looked_into(stageline: Run, up: ServingCommand, tmp_path: Path) -> None:
     assert up.end() == 0
     status, output, _ = stageline("status", "--exit-code")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.planned_cluster import PlannedCluster, tiny_model
@@ -13,11 +13,9 @@ from stageline_local.session.local_overrides import without_gang
 VOLCANO = "PodGroup.scheduling.volcano.sh"
 KAI = "PodGroup.scheduling.run.ai"
 ANNOTATION = {VOLCANO: "scheduling.k8s.io/group-name", KAI: "pod-group-name"}
-NATIVE_APIS = ("v1beta1", "v1alpha3", "v1alpha2", "v1alpha1")
 EVENTS = st.lists(
     st.one_of(
         st.sampled_from(["step", "ready", "kill", "suspend", "volcano", "kai", "kueue", "kubernetes", "by hand"]),
-        st.sampled_from(NATIVE_APIS),
         st.integers(0, 3),
     ),
     max_size=30,
@@ -31,7 +29,7 @@ def model_with(gang: str | None, generation: int = 1, **spec: Any) -> Any:
 
 
 def pod_groups(cluster: PlannedCluster) -> dict[tuple[str, str], dict[str, Any]]:
-    return {key: each for key, each in cluster.objects.items() if key[0].startswith(("PodGroup", "Workload"))}
+    return {key: each for key, each in cluster.objects.items() if key[0].startswith("PodGroup")}
 
 
 @pytest.mark.parametrize(
@@ -52,60 +50,22 @@ def test_each_incarnation_has_a_pod_group_of_as_many_members_as_stages(
         assert pod["spec"]["schedulerName"] == scheduler
 
 
-@pytest.mark.parametrize(
-    ("version", "kind", "spec", "reference"),
-    [
-        (
-            "v1beta1",
-            "PodGroup",
-            {
-                "schedulingPolicy": {"gang": {"minCount": 2}},
-                "disruptionMode": {"all": {}},
-                "priorityClassName": "high",
-            },
-            {"schedulingGroup": {"podGroupName": "tiny-0-1"}},
-        ),
-        (
-            "v1alpha2",
-            "PodGroup",
-            {"schedulingPolicy": {"gang": {"minCount": 2}}},
-            {"schedulingGroup": {"podGroupName": "tiny-0-1"}},
-        ),
-        (
-            "v1alpha1",
-            "Workload",
-            {"podGroups": [{"name": "stages", "policy": {"gang": {"minCount": 2}}}]},
-            {"workloadRef": {"name": "tiny-0-1", "podGroup": "stages"}},
-        ),
-    ],
-)
-def test_kubernetes_own_gangs_are_made_as_the_clusters_version_has_them(
-    version: str, kind: str, spec: dict[str, Any], reference: dict[str, Any]
-) -> None:
+def test_kubernetes_own_pod_group_is_preempted_as_a_whole_and_its_pods_name_it() -> None:
     cluster = PlannedCluster(model_with("kubernetes", template={"priorityClassName": "high", "schedulerName": "mine"}))
-    cluster.gang_api = f"scheduling.k8s.io/{version}"
     cluster.settle()
     ((key, found),) = pod_groups(cluster).items()
-    assert key == (f"{kind}.{version}.scheduling.k8s.io", "tiny-0-1")
-    assert (found["apiVersion"], found["kind"], found["spec"]) == (cluster.gang_api, kind, spec)
+    assert key == ("PodGroup.scheduling.k8s.io", "tiny-0-1")
+    assert (found["apiVersion"], found["kind"]) == ("scheduling.k8s.io/v1beta1", "PodGroup")
+    assert found["spec"] == {
+        "schedulingPolicy": {"gang": {"minCount": 2}},
+        "disruptionMode": {"all": {}},
+        "priorityClassName": "high",
+    }
     assert found["metadata"]["ownerReferences"][0]["uid"] == "u-1"
     assert len(cluster.pods) == 2
     for pod in cluster.pods.values():
-        assert reference.items() <= pod["spec"].items(), pod["spec"].keys()
+        assert pod["spec"]["schedulingGroup"] == {"podGroupName": "tiny-0-1"}
         assert pod["spec"]["schedulerName"] == "mine"
-
-
-def test_a_cluster_that_gets_another_version_makes_no_group_anew() -> None:
-    cluster = PlannedCluster(model_with("kubernetes"))
-    cluster.gang_api = "scheduling.k8s.io/v1alpha1"
-    cluster.settle()
-    cluster.make_ready()
-    cluster.settle()
-    pods = dict(cluster.pods)
-    cluster.gang_api = "scheduling.k8s.io/v1beta1"
-    cluster.settle()
-    assert cluster.pods == pods
-    assert [kind for kind, _ in pod_groups(cluster)] == ["PodGroup.v1beta1.scheduling.k8s.io"]
 
 
 def test_one_that_somebody_deleted_is_there_again_after_the_next_pass() -> None:
@@ -174,8 +134,6 @@ def act(cluster: PlannedCluster, event: str | int) -> None:
             del cluster.objects["Pod", name]
         case "suspend":
             cluster.model = model_with(gang, generation, replicas=spec.replicas, suspend=not spec.suspend)
-        case str() if event in NATIVE_APIS:
-            cluster.gang_api = f"scheduling.k8s.io/{event}"
         case "volcano" | "kai" | "kueue" | "kubernetes":
             cluster.model = model_with(event, generation, replicas=spec.replicas)
         case "by hand":
@@ -193,19 +151,15 @@ def check(cluster: PlannedCluster) -> None:
         for kind, annotation in ANNOTATION.items():
             if annotation in given:
                 assert (kind, given[annotation]) in found, (given, sorted(found))
-        named = pod["spec"].get("schedulingGroup", {}).get("podGroupName") or pod["spec"].get("workloadRef", {}).get(
-            "name"
-        )
+        named = pod["spec"].get("schedulingGroup", {}).get("podGroupName")
         assert named is None or named in {name for _, name in found}, (named, sorted(found))
     lives = {f"tiny-{group.index}-{group.incarnation}" for group in cluster.status.groups}
     assert {name for _, name in found} <= lives, (sorted(found), cluster.status)
 
 
-@settings(max_examples=80, deadline=None)
 @given(EVENTS)
 def test_no_pod_is_without_its_pod_group_and_none_outlives_its_incarnation(events: list[str | int]) -> None:
     cluster = PlannedCluster(model_with("volcano"))
-    cluster.gang_api = "scheduling.k8s.io/v1beta1"
     for event in events:
         act(cluster, event)
         cluster.step()

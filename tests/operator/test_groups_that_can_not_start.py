@@ -8,7 +8,6 @@ from cluster.planned_cluster import PlannedCluster, tiny_model
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_operator.planner.group.cause import SETTLE_SECONDS
 from stageline_operator.planner.plan import plan_ending
-from stageline_operator.planner.types import Observed
 
 WORDS = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
 
@@ -274,8 +273,8 @@ def test_of_a_model_that_is_deleted_only_ending_pods_of_lost_nodes_are_forced() 
         pod["spec"]["nodeName"] = f"node-{number}"
     for pod in pods[:3]:
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    seen = Observed(pods=tuple(pods), lost_nodes=frozenset({"node-1", "node-3"}), unheard_nodes=frozenset({"node-2"}))
-    (deletion,) = plan_ending(seen, cluster.now)
+    cluster.lost_nodes, cluster.unheard_nodes = {"node-1", "node-3"}, {"node-2"}
+    (deletion,) = plan_ending(cluster.observe(), cluster.now)
     assert (deletion.name, deletion.grace_seconds) == ("tiny-0-1-1", 0.0)
 
 

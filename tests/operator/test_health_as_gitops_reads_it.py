@@ -15,7 +15,7 @@ from cluster.planned_cluster import PlannedCluster, tiny_model
 from processes.repository_files import ROOT
 from stageline_api.resource.field_problem import FieldProblem
 from stageline_api.resource.life.status import PipelineModelStatus
-from stageline_operator.controller.loop.refused_model import refused_status
+from stageline_operator.planner.status.model_conditions import refused_status
 
 FILE = ROOT / "examples" / "gitops" / "argocd_cm.yaml"
 KEY = "resource.customizations.health.stageline.dev_PipelineModel"

@@ -1,6 +1,6 @@
 """Whatever happens, in whatever order: lives of a group never overlap, and each is on record before its pods are."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.planned_cluster import PlannedCluster, is_over, tiny_model
@@ -75,7 +75,6 @@ def check(cluster: PlannedCluster) -> None:
     assert len(cluster.status.last_failures) <= 5
 
 
-@settings(max_examples=150, deadline=None)
 @given(EVENTS)
 def test_lives_never_overlap_and_everything_is_owned(events: list[tuple[object, ...]]) -> None:
     cluster = PlannedCluster(tiny_model())
@@ -90,7 +89,6 @@ def test_lives_never_overlap_and_everything_is_owned(events: list[tuple[object, 
             ), (before, cluster.status)
 
 
-@settings(max_examples=80, deadline=None)
 @given(EVENTS)
 def test_left_alone_a_model_ends_ready_down_or_gone(events: list[tuple[object, ...]]) -> None:
     cluster = PlannedCluster(tiny_model())

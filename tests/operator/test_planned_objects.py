@@ -335,7 +335,6 @@ def test_with_tls_the_pods_that_connect_have_the_certificate_and_say_its_name() 
         mount = {"name": "stageline-tls", "mountPath": config.tls.directory, "readOnly": True}
         assert all(mount in each["volumeMounts"] for each in connecting)
         assert mount not in container(pod, "prepare")["volumeMounts"]
-        assert {"name": "rendezvous", "containerPort": 29500, "protocol": "TCP"} in stage["ports"]
         assert "tiny-tls" not in str([each["env"] for each in connecting]), "keys belong in no environment"
     engine = container(stage_pod(model, 0), "engine")
     assert {engine[probe]["httpGet"]["port"] for probe in PROBES} == {8002}, "probes know no certificates"
@@ -367,6 +366,49 @@ def test_a_model_on_cuda_asks_for_its_gpus_and_their_runtime_class_by_itself() -
     on_cpu = build_stage_pod(pipeline_model(), LIFE, 0, "r", IMAGE, host=host)
     assert "runtimeClassName" not in on_cpu["spec"]
     assert container(on_cpu, "stage")["resources"] == {}
+
+
+def runtime_classes(model: PipelineModel) -> list[str | None]:
+    """Of the pod of each stage, in a cluster with a runtime class for GPUs."""
+    host = PodHost(gpu_runtime_class="nvidia")
+    pods = [
+        build_stage_pod(model, LIFE, stage, "r", IMAGE, host=host) for stage in range(model.spec.parallelism.pipeline)
+    ]
+    return [pod["spec"].get("runtimeClassName") for pod in pods]
+
+
+@pytest.mark.parametrize("engine", ["stageline", "vllm"])
+@pytest.mark.parametrize(
+    ("resources", "runtime_class"),
+    [
+        ({"limits": {"nvidia.com/gpu": 1}}, "nvidia"),
+        ({"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}}, "nvidia"),
+        ({"limits": {"nvidia.com/mig-3g.40gb": 1}}, "nvidia"),
+        ({"limits": {"nvidia.com/gpu.shared": 1}}, "nvidia"),
+        ({"limits": {"nvidia.com/mig-3g.40gb": 0}}, None),
+        ({"limits": {"amd.com/gpu": 1}}, None),
+        ({"limits": {"memory": "64Gi"}}, None),
+        ({}, None),
+    ],
+)
+def test_pods_with_an_nvidia_resource_get_the_runtime_class_under_both_engines(
+    engine: str, resources: dict[str, Any], runtime_class: str | None
+) -> None:
+    spec: dict[str, Any] = {
+        "engine": {"name": engine},
+        "parallelism": {"pipeline": 2},
+        "template": {"resources": resources},
+    }
+    assert runtime_classes(pipeline_model(**spec)) == [runtime_class] * 2
+    own = spec | {"template": {"resources": resources, "runtimeClassName": "own"}}
+    assert runtime_classes(pipeline_model(**own)) == ["own"] * 2
+
+
+def test_the_runtime_class_is_each_stages_own_and_not_for_stages_on_cpus() -> None:
+    gpu, cpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}, {"resources": {"limits": {"memory": "8Gi"}}}
+    two: dict[str, Any] = {"parallelism": {"pipeline": 2}, "template": gpu}
+    assert runtime_classes(pipeline_model(stages=[cpu, {}], **two)) == [None, "nvidia"]
+    assert runtime_classes(pipeline_model(engine={"device": "cpu"}, **two)) == [None, None]
 
 
 @pytest.mark.parametrize("field", ["tensor", "expert"])
@@ -409,7 +451,7 @@ def test_processes_of_a_machine_ask_for_no_device_and_keep_their_users_home() ->
     assert "HOME" not in environment(container(pod, "stage"))
 
 
-CACHES = ("HOME", "TMPDIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+CACHES = ("HOME", "TMPDIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
 
 
 @pytest.mark.parametrize("source", ["pvc://models/tiny", "file:///models/tiny", "hf://org/name", "oci://image"])
@@ -667,10 +709,10 @@ def test_a_vllm_stage_is_a_supervisor_and_all_else_stays() -> None:
     own, vllm = (stage_pod(pipeline_model(engine={"name": name}), 0) for name in ("stageline", "vllm"))
     assert container(vllm, "stage")["command"] == ["stageline", "vllm-stage"]
     assert container(vllm, "engine") == container(own, "engine"), "template, tokenizer, queue and drain stay ours"
-    cache = container(vllm, "stage")["env"].pop(
-        [each["name"] for each in container(vllm, "stage")["env"]].index("VLLM_CACHE_ROOT")
-    )
-    assert cache["value"].startswith("/var/cache/stageline-compiled/")
+    stage = container(vllm, "stage")
+    caches = [each for each in stage["env"] if each["name"] in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR")]
+    assert [each["value"].startswith("/var/cache/stageline-compiled/") for each in caches] == [True, True]
+    stage["env"][:] = [each for each in stage["env"] if each not in caches]
     changed = {"command", "image"}
     for name in ("stage", "prepare"):
         one, other = container(own, name), container(vllm, name)

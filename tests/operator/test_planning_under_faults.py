@@ -8,7 +8,7 @@ as its spec says, or down for a reason.
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -261,6 +261,24 @@ class FaultyCluster(RuleBasedStateMachine):
 
 
 TestFaultyCluster = FaultyCluster.TestCase
-TestFaultyCluster.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestFaultyCluster.settings = settings(stateful_step_count=40)
+
+
+def test_a_node_that_is_given_up_costs_its_group_alone_and_is_seen_through_the_cache() -> None:
+    """By what the cache keeps of nodes: without their taints nobody would take the group for lost."""
+    cluster = SimulatedControlPlane(tiny_model(replicas=2), num_nodes=6)
+    for _ in range(4):
+        cluster.run_pass()
+        cluster.schedule()
+        cluster.make_ready()
+    assert [(group.incarnation, group.phase) for group in cluster.status.groups] == [(1, "Ready")] * 2
+    lost = next(pod for name, pod in cluster.truth.pods.items() if name.startswith("tiny-1-"))["spec"]["nodeName"]
+    cluster.lose(lost)
+    cluster.advance(11)
+    for _ in range(3):
+        cluster.run_pass()
+        cluster.finish_deletions()
+    lives = {group.index: (group.incarnation, group.phase) for group in cluster.status.groups}
+    assert lives[0] == (1, "Ready"), cluster.status
+    assert lives[1] != (1, "Ready"), cluster.status
+    assert [failure.reason for failure in cluster.status.last_failures] == ["NodeLost"], cluster.status

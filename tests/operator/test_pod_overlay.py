@@ -5,11 +5,13 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from cluster.planned_cluster import PlannedCluster, tiny_model
+from processes.repository_files import ROOT
 from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pods.pod_template import (
@@ -278,3 +280,16 @@ def test_constraints_of_one_topology_stay_apart() -> None:
     spread = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": kind} for kind in kinds]
     pod = pod_of(with_template(podTemplate={"spec": {"topologySpreadConstraints": spread}}))
     assert pod["spec"]["topologySpreadConstraints"] == spread
+
+
+def test_what_nvlink_between_pods_takes_reaches_the_pods() -> None:
+    """As docs/gpu.md has it."""
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    (written,) = re.findall(r"```yaml\n(template:\n.*?NCCL_HOSTID.*?)```", page, re.DOTALL)
+    model = with_template(**yaml.safe_load(written)["template"])
+    for stage in range(model.spec.parallelism.pipeline):
+        pod = pod_of(model, stage)
+        assert pod["spec"]["hostIPC"] is True
+        environment = {each["name"]: each for each in container(pod, "stage")["env"]}
+        assert environment["NCCL_HOSTID"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        assert environment["NCCL_CUMEM_ENABLE"]["value"] == "0"

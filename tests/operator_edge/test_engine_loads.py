@@ -2,15 +2,15 @@
 
 import asyncio
 import secrets
-from typing import Any
+from typing import Any, cast
 
-import httpx
 from aiohttp import web
 
 from stageline_api import labels, ports
+from stageline_kubernetes.client import KubeApi
 from stageline_operator.controller.client.resources import ModelKey
-from stageline_operator.controller.view.engine_loads import engine_loads
 from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.controller.view.pod_poller import PodPoller
 from stageline_operator.planner.autoscaling import GroupLoad
 
 KEY = ModelKey("ns", "m")
@@ -62,15 +62,15 @@ def loads_of(pods: list[tuple[dict[str, Any], Any]], incarnations: dict[int, int
         asked: list[str] = []
         cache = ObjectCache()
         cache.put("PipelineModel", {"metadata": {"name": "m", "namespace": "ns", "uid": "u-m", "resourceVersion": "1"}})
-        runners = []
+        poller, runners = PodPoller(cast(KubeApi, None), cache, lambda _: None), []
         for pod, says in pods:
             cache.put("Pod", pod)
             if says is not None:
                 runners.append(await engine_at(pod["status"]["podIP"], says, asked))
         try:
-            async with httpx.AsyncClient(trust_env=False) as client:
-                return list(await engine_loads(client, cache, KEY, incarnations)), asked
+            return list(await poller.loads(KEY, incarnations)), asked
         finally:
+            await poller.close()
             for each in runners:
                 await each.cleanup()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from stageline_kubernetes.resources import ApiResource
 
 POD = ApiResource("Pod", "", "v1", "pods")
 LEASE = ApiResource("Lease", "coordination.k8s.io", "v1", "leases")
+SECONDS = 60.0
 MANIFEST = {"metadata": {"namespace": "here", "name": "p"}}
 
 
@@ -29,6 +31,11 @@ class ScriptedApi:
 
     url: str = ""
     answers: list[tuple[int, dict[str, Any], dict[str, str]]] = field(default_factory=list)
+    hold: threading.Event = field(default_factory=threading.Event)
+    """Until it is set, requests of `held_method` are not answered."""
+    held_method: str = ""
+    asked: threading.Event = field(default_factory=threading.Event)
+    """Set by the first request."""
     sent: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
 
 
@@ -41,13 +48,19 @@ def scripted_api() -> Iterator[ScriptedApi]:
             raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             headers = {name.lower(): value for name, value in self.headers.items()}
             api.sent.append((self.command, self.path, headers, json.loads(raw) if raw else None))
+            api.asked.set()
+            if self.command == api.held_method:
+                api.hold.wait(SECONDS)
             status, body, more = api.answers.pop(0) if api.answers else (200, {"answered": True}, {})
             encoded = json.dumps(body).encode()
             self.send_response(status)
             for name, value in {"Content-Length": str(len(encoded)), **more}.items():
                 self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(encoded)
+            try:
+                self.end_headers()
+                self.wfile.write(encoded)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the client gave it up
 
         do_GET = do_POST = do_PATCH = do_PUT = do_DELETE = answer  # noqa: N815 - http.server's names
 
@@ -55,7 +68,10 @@ def scripted_api() -> Iterator[ScriptedApi]:
             pass
 
     with loopback_server(Handler) as api.url:
-        yield api
+        try:
+            yield api
+        finally:
+            api.hold.set()
 
 
 def during(url: str, use: Callable[[KubeApi], Coroutine[Any, Any, Any]], tmp_path: Path, **options: Any) -> Any:
@@ -157,6 +173,71 @@ def test_a_passing_failure_is_sent_again_and_each_try_asks_first(
     assert (answer, len(server.sent), asked) == ({"answered": True}, 2, ["create pods", "create pods"])
 
 
+def test_a_throttled_request_holds_no_other_back(tmp_path: Path) -> None:
+    async def use(api: KubeApi) -> list[str]:
+        throttled = asyncio.create_task(api.create(POD, MANIFEST, {}))
+        assert await asyncio.to_thread(server.asked.wait, SECONDS)
+        await api.get(POD, "here", "p")
+        so_far = [method for method, *_ in server.sent]
+        await throttled
+        return so_far
+
+    with scripted_api() as server:
+        server.answers = [(429, {"reason": "TooManyRequests"}, {"Retry-After": "3"})]
+        assert during(server.url, use, tmp_path) == ["POST", "GET"], "the throttled one is not sent again yet"
+        assert [method for method, *_ in server.sent] == ["POST", "GET", "POST"]
+
+
+def test_a_write_is_abandoned_when_it_is_no_longer_allowed_and_a_read_is_not_asked_about(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def forbid(what: str) -> None:
+        asked.append(what)
+        raise LookupError(what)
+
+    async def use(api: KubeApi) -> Any:
+        with pytest.raises(LookupError, match="create pods"):
+            await api.create(POD, MANIFEST, {})
+        return await api.get(POD, "here", "p")
+
+    with scripted_api() as server:
+        server.held_method = "POST"
+        assert during(server.url, use, tmp_path, write_timeout_seconds=SECONDS, during_write=forbid) == {
+            "answered": True
+        }
+    assert asked == ["create pods"]
+
+
+def test_open_watches_keep_no_write_waiting_however_many_they_are(tmp_path: Path) -> None:
+    count = 130  # more than the hundred connections that the library allows
+
+    async def watch(api: KubeApi) -> None:
+        async for _ in api.watch(POD, "here", "", 1, int(SECONDS)):
+            pass
+
+    async def use(api: KubeApi) -> Any:
+        watches = [asyncio.create_task(watch(api)) for _ in range(count)]
+        try:
+            return await api.create(POD, MANIFEST, {})
+        finally:
+            for each in watches:
+                each.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+
+    with scripted_api() as server:
+        server.held_method = "GET"
+        answer = during(server.url, use, tmp_path, write_timeout_seconds=20.0, tries=1)
+    assert answer == {"answered": True}
+
+
+def test_a_write_without_an_answer_says_how_long_it_waited(tmp_path: Path) -> None:
+    with scripted_api() as server:
+        server.held_method = "POST"
+        with pytest.raises(ApiError, match=r"create pods: no answer within 0\.2 s") as raised:
+            during(server.url, lambda api: api.create(POD, MANIFEST, {}), tmp_path, write_timeout_seconds=0.2, tries=1)
+    assert raised.value.is_passing
+
+
 def test_a_client_of_one_try_raises_a_passing_failure_at_once(tmp_path: Path) -> None:
     with scripted_api() as server:
         server.answers = [(503, {"reason": "Busy", "message": "come again"}, {})]
@@ -200,10 +281,61 @@ def test_a_watch_gives_events_after_a_version_and_ends_with_its_time(tmp_path: P
 def test_a_watch_from_a_version_that_is_too_old_raises(tmp_path: Path) -> None:
     async def use(api: KubeApi) -> None:
         async for batch in api.watch(POD, "here", "", 1, 5):
-            raise AssertionError(batch)
+            assert not batch, batch
 
     with fake_kube_api() as server:
         server.expire()
         with pytest.raises(ApiError, match="too old resource version") as raised:
             during(server.url, use, tmp_path)
     assert raised.value.status == 410
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"), [("refuses_watches", 403), ("fails", 500), ("expire", 410), ("fail_watches", 500)]
+)
+def test_a_watch_that_fails_is_counted_with_its_code_and_no_other_is(fault: str, status: int, tmp_path: Path) -> None:
+    counted: list[tuple[str, str, int]] = []
+
+    async def use(api: KubeApi) -> None:
+        version = (await api.list(POD, "here")).version
+        async for _ in api.watch(POD, "here", "", version, 1):
+            pass
+        assert counted == [("list", "pods", 200)]
+        attribute = getattr(server, fault)
+        if callable(attribute):
+            attribute()
+        else:
+            setattr(server, fault, True)
+        with pytest.raises(ApiError):
+            async for _ in api.watch(POD, "here", "", version, 5):
+                pass
+
+    with fake_kube_api() as server:
+        during(server.url, use, tmp_path, on_call=lambda *call: counted.append(call))
+    assert counted[1:] == [("watch", "pods", status)]
+
+
+def test_a_watch_without_an_answer_is_counted(tmp_path: Path) -> None:
+    counted: list[tuple[str, str, int]] = []
+
+    async def use(api: KubeApi) -> None:
+        with pytest.raises(ApiError):
+            async for _ in api.watch(POD, "here", "", 1, 1):
+                pass
+
+    with scripted_api() as server:
+        pass
+    during(server.url, use, tmp_path, on_call=lambda *call: counted.append(call))
+    assert counted == [("watch", "pods", 0)]
+
+
+def test_a_watch_that_hangs_is_given_up_soon_after_its_time(tmp_path: Path) -> None:
+    async def use(api: KubeApi) -> None:
+        async for batch in api.watch(POD, "here", "", 1, 1):
+            raise AssertionError(batch)
+
+    with fake_kube_api() as server:
+        server.silent.add(PODS)
+        with pytest.raises(ApiError, match=r"watch pods: no answer within 1\.2 s") as raised:
+            during(server.url, use, tmp_path, read_timeout_seconds=0.2)
+    assert raised.value.is_passing

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.lead.leader import Leadership, SeenLease, lease_manifest, released_manifest, see
-from stageline_operator.controller.settings import LeaseName, LeaseTimes
+from stageline_operator.controller.settings import LeaseName, LeaseTimes, OperatorSettings
 
 NAME = LeaseName("ns", "lease")
 TIMES = LeaseTimes()
@@ -22,6 +23,23 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 def stored(manifest: dict[str, Any], version: int) -> dict[str, Any]:
     return manifest | {"metadata": manifest["metadata"] | {"resourceVersion": str(version)}}
+
+
+@pytest.mark.parametrize(
+    ("own", "claimed", "is_anothers"),
+    [
+        (NAME, "", False),
+        (NAME, "ns/lease", False),
+        (NAME, "ns/other", True),
+        (NAME, "other/lease", True),
+        (None, "ns/other", False),
+    ],
+)
+def test_a_model_belongs_to_the_installation_whose_lease_its_status_names(
+    own: LeaseName | None, claimed: str, is_anothers: bool
+) -> None:
+    settings = OperatorSettings("image", "me", lease=own)
+    assert settings.is_anothers(PipelineModelStatus(operator=claimed)) is is_anothers
 
 
 def test_a_lease_in_use_is_taken_only_after_its_own_duration_without_a_renewal() -> None:
@@ -74,6 +92,12 @@ class OneLease(KubeApi):
         self.lease: dict[str, Any] | None = None
         self.cut_off = False
         self.unanswered = asyncio.Event()
+        self.released = asyncio.Event()
+
+    @property
+    def holder(self) -> str:
+        assert self.lease is not None
+        return str(self.lease["spec"]["holderIdentity"])
 
     async def get(self, *_where: Any) -> dict[str, Any]:
         if self.lease is None:
@@ -91,6 +115,8 @@ class OneLease(KubeApi):
 
     async def _keep(self, manifest: Mapping[str, Any], version: int) -> dict[str, Any]:
         self.lease = stored(dict(manifest), version)
+        if not self.holder:
+            self.released.set()
         if self.cut_off:
             self.unanswered.set()
             await asyncio.Event().wait()
@@ -131,6 +157,38 @@ def test_a_renewal_that_is_cut_off_by_the_order_to_stop_does_not_keep_the_lease_
         return await lead_and_release(api, LeaseTimes(retry_seconds=0.01), cut_a_renewal_off)
 
     assert asyncio.run(scenario()) == ""
+
+
+def test_a_replica_that_can_not_act_takes_no_lease_and_gives_up_the_one_it_holds() -> None:
+    able = False
+    looked, leads = asyncio.Event(), asyncio.Event()
+
+    def can_act() -> bool:
+        looked.set()
+        return able
+
+    async def lead() -> None:
+        leads.set()
+        await asyncio.Event().wait()
+
+    async def scenario() -> list[str]:
+        nonlocal able
+        api = OneLease()
+        leadership = Leadership(api, NAME, LeaseTimes(retry_seconds=0.01), "one")
+        competing = asyncio.create_task(leadership.run(lead, can_act))
+        async with asyncio.timeout(120):
+            await looked.wait()
+            before = "nobody" if api.lease is None else api.holder
+            able = True
+            await leads.wait()
+            during = api.holder
+            able = False
+            await api.released.wait()
+        competing.cancel()
+        await asyncio.gather(competing, return_exceptions=True)
+        return [before, during, api.holder]
+
+    assert asyncio.run(scenario()) == ["nobody", "one", ""]
 
 
 class NoAnswerOnce(OneLease):

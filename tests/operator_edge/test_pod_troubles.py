@@ -11,9 +11,9 @@ from stageline_api import labels
 from stageline_kubernetes.client import KubeApi, Listing
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import ModelKey
-from stageline_operator.controller.view import pod_troubles
+from stageline_operator.controller.view import pod_poller
 from stageline_operator.controller.view.object_cache import ObjectCache
-from stageline_operator.controller.view.pod_troubles import PodTroubles, trouble_in
+from stageline_operator.controller.view.pod_poller import Pace, PodPoller, Question, trouble_in
 
 KEY = ModelKey("ns", "m")
 
@@ -76,6 +76,26 @@ class EventsOfPods(KubeApi):
         return Listing([event("FailedMount", 9)], 1)
 
 
+class SlowEventsOfPods(EventsOfPods):
+    """Answers about one pod only when `answers` is set; notes which questions were given up."""
+
+    def __init__(self, slow: str) -> None:
+        super().__init__()
+        self.slow = slow
+        self.answers = asyncio.Event()
+        self.given_up = 0
+
+    async def list(self, *where: Any, fields: str = "", **how: Any) -> Listing:
+        found = await super().list(*where, fields=fields, **how)
+        try:
+            if self.asked[-1] == self.slow:
+                await self.answers.wait()
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        return found
+
+
 async def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
     while not holds():
@@ -86,8 +106,8 @@ async def until(holds: Callable[[], bool]) -> None:
 def test_only_pods_that_wait_with_a_node_are_asked_after_and_less_often_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pod_troubles, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(pod_troubles, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(pod_poller, "_POLL_SECONDS", 0.01)
+    monkeypatch.setitem(pod_poller._PACES, Question.EVENTS, Pace(0.05, 0.05, 2.0, 120.0))
 
     async def scenario() -> None:
         cache, api, told = ObjectCache(), EventsOfPods(), asyncio.Event()
@@ -95,11 +115,11 @@ def test_only_pods_that_wait_with_a_node_are_asked_after_and_less_often_each_tim
         cache.put("Pod", pod("unplaced", node=""))
         cache.put("Pod", pod("runs", state=""))
         cache.put("Pod", pod("pulls", state="ErrImagePull"))
-        troubles = PodTroubles(api, cache, lambda key: told.set() if key == KEY else None)
-        polling = asyncio.create_task(troubles.run())
+        poller = PodPoller(api, cache, lambda key: told.set() if key == KEY else None)
+        polling = asyncio.create_task(poller.run())
         async with asyncio.timeout(120):
             await told.wait()
-        assert {name: said.reason for name, said in troubles.known(KEY).items()} == {"hangs": "FailedMount"}
+        assert {name: said.reason for name, said in poller.troubles(KEY).items()} == {"hangs": "FailedMount"}
         told.clear()
         await until(lambda: len(api.asked) >= 3)
         assert set(api.asked) == {"hangs"}
@@ -107,10 +127,65 @@ def test_only_pods_that_wait_with_a_node_are_asked_after_and_less_often_each_tim
         api.refuses = True
         count = len(api.asked)
         await until(lambda: len(api.asked) > count)
-        assert "hangs" in troubles.known(KEY), "what can't be asked now is not forgotten"
+        assert "hangs" in poller.troubles(KEY), "what can't be asked now is not forgotten"
         cache.put("Pod", pod("hangs", 2, state=""))
-        await until(lambda: not troubles.known(KEY))
+        await until(lambda: not poller.troubles(KEY))
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
+        await poller.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["gone", "replaced", "started"])
+def test_a_pod_has_one_question_on_its_way_which_ends_with_its_reason(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pod_poller, "_POLL_SECONDS", 0.01)
+    monkeypatch.setitem(pod_poller._PACES, Question.EVENTS, Pace(0.0, 0.0, 1.0, 0.0))
+
+    async def scenario() -> None:
+        cache, api = ObjectCache(), SlowEventsOfPods("hangs")
+        for name in ("hangs", "other"):
+            cache.put("Pod", pod(name))
+        poller = PodPoller(api, cache, lambda _: None)
+        polling = asyncio.create_task(poller.run())
+        await until(lambda: api.asked.count("other") >= 10)
+        assert api.asked.count("hangs") == 1, api.asked
+        match how:
+            case "gone":
+                cache.remove("Pod", pod("hangs", 2))
+            case "replaced":
+                later = pod("hangs", 2)
+                later["metadata"]["uid"] = "u-later"
+                cache.put("Pod", later)
+            case "started":
+                cache.put("Pod", pod("hangs", 2, state=""))
+        await until(lambda: api.given_up == 1)
+        count = api.asked.count("other")
+        await until(lambda: api.asked.count("other") > count)
+        assert not polling.done()
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        await poller.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_pod_is_asked_again_once_it_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pod_poller, "_POLL_SECONDS", 0.01)
+    monkeypatch.setitem(pod_poller._PACES, Question.EVENTS, Pace(0.0, 0.0, 1.0, 0.0))
+
+    async def scenario() -> None:
+        cache, api = ObjectCache(), SlowEventsOfPods("hangs")
+        cache.put("Pod", pod("hangs"))
+        poller = PodPoller(api, cache, lambda _: None)
+        polling = asyncio.create_task(poller.run())
+        await until(lambda: api.asked == ["hangs"])
+        api.answers.set()
+        await until(lambda: len(api.asked) > 2)
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
+        await poller.close()
 
     asyncio.run(scenario())

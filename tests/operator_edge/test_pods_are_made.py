@@ -1,34 +1,46 @@
 """How a pass makes pods: several at once, never for long; one that is refused is noted, and the pass goes on."""
 
 import asyncio
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from stageline_api import labels
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import ModelKey
-from stageline_operator.controller.loop import reconciler
+from stageline_operator.controller.loop import object_writer
+from stageline_operator.controller.loop.object_writer import ObjectWriter
 from stageline_operator.controller.process import STUCK_SECONDS
 from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.view.object_cache import ObjectCache
+from stageline_operator.planner.types import Plan
 
 KEY = ModelKey("prod", "chat")
 
 
-def made_by(metrics: OperatorMetrics) -> reconciler.Reconciler:
+MODEL = {"metadata": {"namespace": "prod", "name": "chat", "uid": "uid"}}
+
+
+def writer(metrics: OperatorMetrics | None = None) -> ObjectWriter:
     nothing = cast(Any, None)
-    cache = ObjectCache(lambda _: None)
-    beyond = (nothing,) * 5
-    return reconciler.Reconciler(nothing, cache, nothing, nothing, nothing, metrics, *beyond)
+    return ObjectWriter(nothing, ObjectCache(), nothing, nothing, metrics or OperatorMetrics())
+
+
+def make(one: ObjectWriter, pods: list[dict[str, Any]]) -> bool:
+    return asyncio.run(one.carry_out(KEY, MODEL, Plan(PipelineModelStatus(), apply=tuple(pods))))
 
 
 def pods_of_one_group(count: int) -> list[dict[str, Any]]:
-    own = {labels.GROUP: "0"}
-    names_of_stages = (f"chat-0-1-{stage}" for stage in range(count))
-    return [{"kind": "Pod", "metadata": {"name": name, "namespace": "prod", "labels": own}} for name in names_of_stages]
+    return [pod(0, stage) for stage in range(count)]
+
+
+def pod(group: int, stage: int) -> dict[str, Any]:
+    own = {labels.GROUP: str(group), labels.STAGE: str(stage)}
+    return {"kind": "Pod", "metadata": {"name": f"chat-{group}-1-{stage}", "namespace": "prod", "labels": own}}
 
 
 def test_pods_of_a_large_model_are_made_several_at_once_and_over_several_passes(
@@ -37,7 +49,7 @@ def test_pods_of_a_large_model_are_made_several_at_once_and_over_several_passes(
     made: list[str] = []
     under_way = most_at_once = 0
 
-    async def make(_api: object, manifest: dict[str, Any]) -> dict[str, Any]:
+    async def admit(_api: object, manifest: dict[str, Any]) -> dict[str, Any]:
         nonlocal under_way, most_at_once
         under_way += 1
         most_at_once = max(most_at_once, under_way)
@@ -46,12 +58,12 @@ def test_pods_of_a_large_model_are_made_several_at_once_and_over_several_passes(
         made.append(manifest["metadata"]["name"])
         return manifest
 
-    monkeypatch.setattr(reconciler, "put_object", make)
+    monkeypatch.setattr(object_writer, "put_object", admit)
     monkeypatch.setattr(ObjectCache, "put", lambda *_: None)
     pods, passes = pods_of_one_group(300), 0
     while pods:
         passes += 1
-        has_more = asyncio.run(made_by(OperatorMetrics())._make_pods(KEY, "uid", pods))
+        has_more = make(writer(), pods)
         pods = [each for each in pods if each["metadata"]["name"] not in made]
         assert has_more == bool(pods)
     assert (len(made), len(set(made))) == (300, 300)
@@ -67,7 +79,7 @@ def test_however_long_each_pod_takes_a_pass_ends_before_the_operator_is_taken_fo
     now, finished = 0.0, 0.0
     made: list[str] = []
 
-    async def make(_api: object, manifest: dict[str, Any]) -> dict[str, Any]:
+    async def admit(_api: object, manifest: dict[str, Any]) -> dict[str, Any]:
         nonlocal now, finished
         finished = max(finished, now + webhook_seconds)
         await asyncio.sleep(0)
@@ -75,12 +87,18 @@ def test_however_long_each_pod_takes_a_pass_ends_before_the_operator_is_taken_fo
         made.append(manifest["metadata"]["name"])
         return manifest
 
-    monkeypatch.setattr(reconciler, "put_object", make)
+    monkeypatch.setattr(object_writer, "put_object", admit)
     monkeypatch.setattr(ObjectCache, "put", lambda *_: None)
-    monkeypatch.setattr(reconciler, "time", SimpleNamespace(monotonic=lambda: now))
-    assert asyncio.run(made_by(OperatorMetrics())._make_pods(KEY, "uid", pods_of_one_group(4096)))
+    monkeypatch.setattr(object_writer, "time", SimpleNamespace(monotonic=lambda: now))
+    one, pods = writer(), pods_of_one_group(4096)
+    assert make(one, pods)
     assert 0 < len(made) < 4096
     assert now <= STUCK_SECONDS / 2, f"{len(made)} pods in one pass of {now} s"
+    for passes in range(2, 8):
+        before = len(made)
+        assert make(one, pods[before:])
+        assert now <= passes * STUCK_SECONDS / 2, f"{len(made)} pods in {passes} passes of {now} s"
+    assert len(made) - before >= 16, "later passes begin with as many at once as earlier ones ended with"
 
 
 def test_a_refused_pod_is_on_record_and_its_groups_other_pods_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +108,14 @@ def test_a_refused_pod_is_on_record_and_its_groups_other_pods_wait(monkeypatch: 
         asked.append(manifest["metadata"]["name"])
         raise ApiError("exceeded quota: gpus", 403, "Forbidden")
 
-    monkeypatch.setattr(reconciler, "put_object", refuse)
+    monkeypatch.setattr(object_writer, "put_object", refuse)
     metrics = OperatorMetrics()
-    one = made_by(metrics)
+    one = writer(metrics)
     pods = pods_of_one_group(3)
 
-    assert asyncio.run(one._make_pods(KEY, "uid", pods)), "there is more to do: to put the refusal on record"
+    assert make(one, pods), "there is more to do: to put the refusal on record"
     assert asked == ["chat-0-1-0"]
-    assert list(one._refusals.of_model(KEY)) == ["chat-0-1-0"]
+    assert list(one.refusals.pods(KEY, datetime.now(UTC))) == ["chat-0-1-0"]
     page = metrics.registry.exposition()[0].decode()
     assert f"{names.RECONCILE_ERRORS_TOTAL.name}{{" not in page, (
         "the pass did what it could: StagePending says the rest"

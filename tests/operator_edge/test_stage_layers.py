@@ -3,16 +3,17 @@
 import asyncio
 import secrets
 import zlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
 
 from stageline_api import labels, ports
+from stageline_kubernetes.client import KubeApi, Listing
 from stageline_operator.controller.client.resources import ModelKey
-from stageline_operator.controller.view import stage_layers
+from stageline_operator.controller.view import pod_poller
 from stageline_operator.controller.view.object_cache import ObjectCache
-from stageline_operator.controller.view.stage_layers import StageLayers
+from stageline_operator.controller.view.pod_poller import Pace, PodPoller, Question
 
 KEY = ModelKey("ns", "m")
 LOADING = {"phase": "Loading", "stage": 0, "stage_count": 2, "incarnation": 1}
@@ -21,8 +22,9 @@ LOADING = {"phase": "Loading", "stage": 0, "stage_count": 2, "incarnation": 1}
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in giving up: on a busy machine a question may take long, and must not be asked a second time for that."""
-    monkeypatch.setattr(stage_layers, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(stage_layers, "_TIMEOUT_SECONDS", 90.0)
+    monkeypatch.setattr(pod_poller, "_POLL_SECONDS", 0.01)
+    monkeypatch.setitem(pod_poller._PACES, Question.LAYERS, Pace(0.0, 0.01, 1.3, 60.0))
+    monkeypatch.setattr(pod_poller, "_TIMEOUT_SECONDS", 90.0)
 
 
 def cache_with_model() -> ObjectCache:
@@ -37,6 +39,12 @@ def pod(uid: str, version: int, address: str, name: str = "m-0-1-0", owner_uid: 
     metadata |= {"ownerReferences": [owner]} if owner_uid else {}
     status = {"phase": "Running", "podIP": address}
     return {"metadata": metadata | {"labels": {labels.MODEL: "m"}}, "spec": {}, "status": status}
+
+
+async def stop(poller: PodPoller, polling: "asyncio.Task[None]") -> None:
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+    await poller.close()
 
 
 async def stage_at(address: str, asked: list[str]) -> web.AppRunner:
@@ -66,19 +74,18 @@ def test_a_stage_is_asked_until_it_knows_and_a_pod_that_never_answers_holds_nobo
         cache = cache_with_model()
         cache.put("Pod", pod("u1", 1, address))
         cache.put("Pod", pod("u2", 1, silent, "silent"))
-        layers = StageLayers(cache, lambda key: told.set() if key == KEY else None)
+        poller = PodPoller(cast(KubeApi, None), cache, lambda key: told.set() if key == KEY else None)
         runner = await stage_at(address, asked)
-        polling = asyncio.create_task(layers.run())
+        polling = asyncio.create_task(poller.run())
         async with asyncio.timeout(120):
             await told.wait()
-        assert layers.known(KEY) == {"m-0-1-0": "0-14"}
+        assert poller.layers(KEY) == {"m-0-1-0": "0-14"}
         answers = len(asked)
         await asyncio.sleep(0.1)
         assert len(asked) == answers == 3, "a stage that said it is left alone"
         cache.remove("Pod", pod("u1", 2, address))
-        assert layers.known(KEY) == {}
-        polling.cancel()
-        await asyncio.gather(polling, return_exceptions=True)
+        assert poller.layers(KEY) == {}
+        await stop(poller, polling)
         await runner.cleanup()
 
     asyncio.run(scenario())
@@ -94,13 +101,13 @@ def test_a_pod_that_anybody_labelled_is_not_asked(owner_uid: str) -> None:
         cache.put("Pod", pod("u1", 1, f"{block}.1", "stranger", owner_uid))
         cache.put("Pod", pod("u2", 1, f"{block}.2"))
         told = asyncio.Event()
-        layers = StageLayers(cache, lambda _: told.set())
+        poller = PodPoller(cast(KubeApi, None), cache, lambda _: told.set())
         runners = [await stage_at(f"{block}.1", asked), await stage_at(f"{block}.2", ["", ""])]
-        polling = asyncio.create_task(layers.run())
+        polling = asyncio.create_task(poller.run())
         async with asyncio.timeout(120):
             await told.wait()
         assert asked == []
-        polling.cancel()
+        await stop(poller, polling)
         for each in runners:
             await each.cleanup()
 
@@ -110,8 +117,8 @@ def test_a_pod_that_anybody_labelled_is_not_asked(owner_uid: str) -> None:
 @pytest.mark.parametrize("kind", ["endless", "slow", "compressed"])
 def test_an_answer_is_bounded_in_bytes_and_in_time(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a pod answers costs the operator no memory and holds nobody up."""
-    monkeypatch.setattr(stage_layers, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(stage_layers, "_TIMEOUT_SECONDS", 5.0)
+    monkeypatch.setattr(pod_poller, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(pod_poller, "_TIMEOUT_SECONDS", 5.0)
     sent = 0
     ended = asyncio.Event()
     piece = b" " if kind == "slow" else b" " * 65536
@@ -139,14 +146,47 @@ def test_an_answer_is_bounded_in_bytes_and_in_time(kind: str, monkeypatch: pytes
         await web.TCPSite(runner, address, ports.STAGE_HEALTH).start()
         cache = cache_with_model()
         cache.put("Pod", pod("u1", 1, address))
-        layers = StageLayers(cache, lambda _: None)
-        polling = asyncio.create_task(layers.run())
+        poller = PodPoller(cast(KubeApi, None), cache, lambda _: None)
+        polling = asyncio.create_task(poller.run())
         async with asyncio.timeout(90):
             await ended.wait()
         assert not polling.done()
-        assert layers.known(KEY) == {}
+        assert poller.layers(KEY) == {}
         assert sent < 2**25, f"{sent} bytes were taken before it was enough"
-        polling.cancel()
+        await stop(poller, polling)
+        await runner.cleanup()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_stage_whose_containers_came_late_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its Events were waited for: another question has waits of its own."""
+    monkeypatch.setitem(pod_poller._PACES, Question.EVENTS, Pace(0.0, 3600.0, 1.0, 3600.0))
+    looked_up = asyncio.Event()
+
+    class Events(KubeApi):
+        def __init__(self) -> None:
+            pass
+
+        async def list(self, *_where: Any, **_how: Any) -> Listing:
+            looked_up.set()
+            return Listing([], 1)
+
+    async def scenario() -> None:
+        address, told = f"127.94.{secrets.randbelow(250)}.9", asyncio.Event()
+        cache = cache_with_model()
+        late = pod("u1", 1, address)
+        late |= {"spec": {"nodeName": "n"}, "status": {"phase": "Pending", "podIP": address}}
+        cache.put("Pod", late)
+        poller = PodPoller(Events(), cache, lambda _: told.set())
+        runner, polling = await stage_at(address, ["", ""]), asyncio.create_task(poller.run())
+        async with asyncio.timeout(120):
+            await looked_up.wait()
+            cache.put("Pod", pod("u1", 2, address))
+            await told.wait()
+        assert poller.layers(KEY) == {"m-0-1-0": "0-14"}
+        await stop(poller, polling)
         await runner.cleanup()
 
     asyncio.run(scenario())

@@ -3,9 +3,9 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from cluster.api import wait_until
 from cluster.fake_kube_api import MODELS, PODS, FakeKubeApi, fake_kube_api
 from cluster.operator_under_test import OperatorReplica, operator_replica
 from processes.nameless_user import NAMELESS_UID, as_nameless_user, skip_without_namespaces
+from processes.scripted_core_server import until
+from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.errors import ApiError
 from stageline_kubernetes.login import load_configuration
-from stageline_operator.controller.client.resources import PIPELINE_MODEL, WATCHED
-from stageline_operator.controller.view.running_watches import RunningWatches
-from stageline_operator.controller.view.watch_source import WatchSource
+from stageline_operator.controller.client.resources import WATCHED
+from stageline_operator.controller.view.model_watch import ModelWatch
 
 SECONDS = 90.0
 USER_VARIABLES = ("LOGNAME", "USER", "LNAME", "USERNAME")
@@ -60,28 +62,35 @@ def test_a_replica_whose_user_has_no_name_home_or_root_to_write_watches_everythi
 
 @dataclass
 class Watching:
-    """PipelineModels watched in this process: how (None: listed) and which, as they come."""
+    """PipelineModels watched in this process: events and names as they come, None when kopf has begun, and failures."""
 
-    source: WatchSource
-    heard: "asyncio.Queue[tuple[str | None, str]]"
+    heard: "asyncio.Queue[tuple[str, str] | None]" = field(default_factory=asyncio.Queue)
+    failures: list[ApiError] = field(default_factory=list)
+    relists: int = 0
+
+    def hear(self, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            self.heard.put_nowait((event["type"], event["object"]["metadata"]["name"]))
+        if not events:
+            self.heard.put_nowait(None)
+
+    def relist(self) -> None:
+        self.relists += 1
 
 
 @asynccontextmanager
 async def watching(kubeconfig: Path) -> AsyncIterator[Watching]:
-    heard: asyncio.Queue[tuple[str | None, str]] = asyncio.Queue()
-
-    def hear(_: object, kind: str | None, manifest: dict[str, Any]) -> None:
-        heard.put_nowait((kind, manifest["metadata"]["name"]))
-
-    configuration = await load_configuration(kubeconfig, None)
-    source = WatchSource(configuration, [PIPELINE_MODEL], ["here"], hear, lambda: None, "replica_1")
-    running = asyncio.create_task(source.run())
+    configuration, here = await load_configuration(kubeconfig, None), Watching()
+    api = KubeApi(configuration, tries=1, user_agent="test")
+    watch = ModelWatch(configuration, api, "here", here.hear, here.failures.append, here.relist, "replica_1")
+    running = asyncio.create_task(watch.run())
     try:
         async with asyncio.timeout(SECONDS):
-            yield Watching(source, heard)
+            yield here
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await api.close()
 
 
 def put_model(api: FakeKubeApi, name: str) -> None:
@@ -96,11 +105,11 @@ def test_watching_asks_for_no_user_name(api: FakeKubeApi, tmp_path: Path, monkey
     async def watch() -> None:
         put_model(api, "before")
         async with watching(tmp_path / "kubeconfig") as here:
-            assert here.source.problem() != ""
-            assert await here.heard.get() == (None, "before")
+            assert await here.heard.get() is None, "what kopf lists is no sign that it watches"
             put_model(api, "later")
             assert await here.heard.get() == ("ADDED", "later")
-            assert here.source.problem() == ""
+            assert here.failures == []
+            assert here.relists >= 2, "for what kopf has listed, and once it watches"
 
     asyncio.run(watch())
 
@@ -109,14 +118,33 @@ def test_watching_begins_again_after_an_error_that_ends_kopf(api: FakeKubeApi, t
     async def watch() -> None:
         put_model(api, "before")
         async with watching(tmp_path / "kubeconfig") as here:
-            assert await here.heard.get() == (None, "before")
+            assert await here.heard.get() is None, "kopf has begun to watch"
             put_model(api, "later")
             assert await here.heard.get() == ("ADDED", "later")
+            listed = here.relists
             api.fail_watches()
-            assert {await here.heard.get(), await here.heard.get()} == {(None, "before"), (None, "later")}
+            assert await here.heard.get() is None, "kopf has begun again"
+            assert here.relists > listed
+            assert [("kopf ended" in str(each), each.is_passing) for each in here.failures] == [(True, True)]
             put_model(api, "again")
             assert await here.heard.get() == ("ADDED", "again")
-            assert here.source.problem() == ""
+
+    asyncio.run(watch())
+
+
+def test_a_watch_of_models_that_is_refused_says_so_and_begins_once_it_is_granted(
+    api: FakeKubeApi, tmp_path: Path
+) -> None:
+    api.unwatchable.add(MODELS)
+
+    async def watch() -> None:
+        put_model(api, "before")
+        async with watching(tmp_path / "kubeconfig") as here:
+            await until(lambda: bool(here.failures), "the refusal is reported")
+            assert {each.status for each in here.failures} == {403}
+            assert here.heard.empty()
+            api.unwatchable.clear()
+            assert await here.heard.get() is None, "kopf has begun to watch"
 
     asyncio.run(watch())
 
@@ -127,10 +155,9 @@ def test_a_replica_is_ready_only_once_its_watches_run_and_stays_so_while_they_re
 ) -> None:
     api.refuses_watches = True
     with operator_replica(tmp_path / "kubeconfig", tmp_path / "log", *SERVES_HERE, election) as replica:
-        wait_until("watches are refused", lambda: api.watches(PODS) > 1, SECONDS, replica.log)
-        refused = replica.get("/readyz")
-        assert refused.status_code == 503
-        assert "has not begun" in refused.text
+        words = "nothing can be served: the operator's role must allow to list and watch"
+        wait_until("watches are refused", lambda: words in replica.get("/readyz").text, SECONDS, replica.log)
+        assert replica.get("/readyz").status_code == 503
         assert replica.get("/healthz").is_success
         api.refuses_watches = False
         wait_ready(api, replica)
@@ -138,32 +165,7 @@ def test_a_replica_is_ready_only_once_its_watches_run_and_stays_so_while_they_re
         api.expire()
         deadline = time.monotonic() + SECONDS
         while api.watches(PODS) == begun:
-            assert replica.get("/readyz").is_success, replica.log()
+            readiness = replica.get("/readyz")
+            assert readiness.is_success, (readiness.text, replica.log())
             assert time.monotonic() < deadline, (api.requests[-30:], replica.log())
         assert replica.get("/readyz").is_success, replica.log()
-
-
-def test_a_short_gap_of_a_watch_is_forgiven_and_a_long_one_is_not() -> None:
-    watches = RunningWatches(["/pods", "/models"])
-    watches.began("/pods")
-    assert watches.problem(0.0) == "the watch of /models has not begun; the log says why"
-    watches.began("/models")
-    assert watches.problem(0.0) == ""
-    watches.broke("/pods", 100.0)
-    watches.broke("/pods", 115.0)
-    assert watches.problem(130.0) == ""
-    assert watches.problem(131.0) == "the watch of /pods has not run for 31 s; the log says why"
-    watches.began("/pods")
-    assert watches.problem(1000.0) == ""
-    watches.all_broke(1000.0)
-    assert watches.problem(1030.0) == ""
-    assert watches.problem(1040.0) == "the watch of /pods has not run for 40 s, nor 1 more; the log says why"
-
-
-def test_what_nobody_watches_does_not_count() -> None:
-    watches = RunningWatches(["/pods"])
-    watches.broke("/api", 0.0)
-    watches.began("/pods")
-    watches.broke("/api", 1.0)
-    watches.began("/nodes")
-    assert watches.problem(1000.0) == ""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_operator.controller.client.resources import ModelKey
@@ -95,7 +95,6 @@ def test_a_failure_waits_at_least_as_long_as_the_server_asks_and_changes_do_not_
     run(scenario())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("cwf"), st.integers(0, 3)), max_size=40))
 def test_no_change_is_ever_lost(moves: list[tuple[str, int]]) -> None:
     """Whatever happens in whatever order, a model that changed after its last pass began is looked at again."""

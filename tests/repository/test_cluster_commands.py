@@ -4,65 +4,43 @@ A real control plane runs the same steps in `tests/cluster/test_chart_install.py
 value, an object, a port or a file that is not there.
 """
 
-import json
-import re
 import shlex
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from cluster.rendered_chart import rendered_objects
+from processes.page_commands import commands, values_set
 from processes.repository_files import ROOT
 from stageline_api.manifests.manifest_loader import load_manifests
 
-PAGES = ("README.md", "docs/quickstart-cluster.md", "docs/upgrading.md", "docs/install.md")
-BLOCK = re.compile(r"^ *```sh\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+PAGES = ("README.md", "docs/quickstart-cluster.md", "docs/quickstart-gpu.md", "docs/upgrading.md", "docs/install.md")
 SINGLE = ("air_gapped/smollm2.yaml", "autoscaling/built_in.yaml", "claims/llama_8b.yaml")
 EXAMPLES = sorted([*(ROOT / "examples").glob("gpu/*.yaml"), *(ROOT / "examples" / file for file in SINGLE)])
 
 
-def commands(page: str) -> list[list[str]]:
-    """Each command of the page's `sh` blocks, in words; lines that are continued are one command."""
-    text = "\n".join(BLOCK.findall((ROOT / page).read_text(encoding="utf-8")))
-    quoted = re.sub(r"'[^']*'", lambda found: found[0].replace("\n", " "), text.replace("\\\n", " "))
-    return [words for line in quoted.splitlines() if (words := shlex.split(line))]
+def words_of(page: str) -> list[list[str]]:
+    """Each command of the page's `sh` blocks, in words."""
+    return [shlex.split(command) for command in commands(page)]
 
 
-def values_of(words: list[str]) -> dict[str, Any]:
-    """What `--set` gives, as nested values."""
-    values: dict[str, Any] = {}
-    for option, given in pairwise(words):
-        if option != "--set":
-            continue
-        path, _, text = given.partition("=")
-        *parents, last = path.split(".")
-        inner = values
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[last] = {"true": True, "false": False}.get(text, text)
-    return values
+HELM = [(page, words) for page in PAGES for words in words_of(page) if words[0] == "helm" and "--set" in words]
 
 
-HELM = [(page, words) for page in PAGES for words in commands(page) if words[0] == "helm" and "--set" in words]
-
-
-def test_the_first_page_shows_both_ways() -> None:
+def test_the_first_page_shows_three_ways() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.index("## On a laptop") < text.index("## In a cluster") < text.index("## What you write")
-    assert {"helm", "kubectl"} <= {words[0] for words in commands("README.md")}
+    assert text.index("on a laptop\n") < text.index("in a cluster\n") < text.index("on a GPU\n")
 
 
 @pytest.mark.parametrize(("page", "words"), HELM, ids=[f"{page} {' '.join(words[1:3])}" for page, words in HELM])
 def test_the_chart_takes_the_values_that_a_page_sets(page: str, words: list[str]) -> None:
-    assert rendered_objects(values_of(words)), page
+    assert rendered_objects(values_set(words)), page
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_file_that_kubectl_applies_is_there_and_valid(page: str) -> None:
-    for words in commands(page):
+    for words in words_of(page):
         if words[:2] != ["kubectl", "apply"]:
             continue
         file = ROOT / words[words.index("-f") + 1]
@@ -77,10 +55,10 @@ def test_examples_are_what_validate_accepts(file: Path) -> None:
     assert len(loaded.models) == 1
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart-cluster.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart-cluster.md", "docs/quickstart-gpu.md"])
 def test_services_and_their_ports_are_the_charts(page: str) -> None:
     services = {each["metadata"]["name"]: each for each in rendered_objects({}) if each["kind"] == "Service"}
-    forwarded = [words for words in commands(page) if words[:2] == ["kubectl", "port-forward"]]
+    forwarded = [words for words in words_of(page) if words[:2] == ["kubectl", "port-forward"]]
     assert forwarded
     for words in forwarded:
         name = next(word.removeprefix("svc/") for word in words if word.startswith("svc/"))
@@ -101,15 +79,8 @@ def test_routes_lead_to_the_gateways_service(name: str) -> None:
         assert backend["port"]["name"] in {port["name"] for port in services[backend["name"]]["spec"]["ports"]}
 
 
-def test_both_pages_ask_the_same_question() -> None:
-    bodies = []
-    for page in ("README.md", "docs/quickstart-cluster.md"):
-        (curl,) = [words for words in commands(page) if words[0] == "curl"]
-        bodies.append(json.loads(curl[curl.index("-d") + 1]))
-    assert bodies[0] == bodies[1]
-
-
-def test_the_index_of_the_documents_names_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+@pytest.mark.parametrize("folder", ["docs", "docs/dev", "docs/dev/adr"])
+def test_the_index_of_a_folder_names_every_page(folder: str) -> None:
+    index = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / folder).glob("*.md")} - {"README.md"}
     assert sorted(name for name in pages if f"({name})" not in index) == []

@@ -58,7 +58,7 @@ def test_with_go_it_builds_and_then_tests(checkout: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "python -m cluster.control_plane_binary",
-        "python -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/cluster -x",
+        "python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/cluster -x",
     ]
 
 

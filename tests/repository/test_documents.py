@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from boards.game_day_page import page
 from processes.repository_files import ROOT, repository_files
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PLACEHOLDER = re.compile(r"\b[A-Z0-9_]+_PLACEHOLDER\b")
+DEVELOPERS = ROOT / "docs" / "dev"
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 DOCUMENTS = [path for path in repository_files() if path.suffix == ".md"]
 
@@ -22,22 +24,26 @@ def project() -> dict[str, Any]:
     return table
 
 
-def broken_links(document: Path) -> list[str]:
-    """Relative links of a document that lead nowhere, and in-page links without a heading."""
+def anchors_of(document: Path) -> set[str]:
+    """What a link may name behind `#` in a page: its headings, as GitHub writes them."""
     text = FENCE.sub("", document.read_text(encoding="utf-8"))
-    anchors = {
-        re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-        for line in text.splitlines()
-        if line.startswith("#")
+    headings = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
+    return {
+        re.sub(r"[^\w -]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", each).lower()).replace(" ", "-")
+        for each in headings
     }
+
+
+def broken_links(document: Path) -> list[str]:
+    """Relative links of a document that lead nowhere, and anchors without a heading, of this page or another."""
+    text = FENCE.sub("", document.read_text(encoding="utf-8"))
     broken = []
     for target in LINK.findall(text):
         path, _, anchor = target.partition("#")
         if re.match(r"[a-z]+:", target):
             continue
-        if path and not (document.parent / path).exists():
-            broken.append(target)
-        if not path and anchor not in anchors:
+        file = document.parent / path if path else document
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors_of(file)):
             broken.append(target)
     return broken
 
@@ -48,9 +54,10 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 
 
 def test_a_broken_link_is_seen(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A page\n[x](nowhere.md) [y](#a-page) [z](#gone) [w](https://example.org/)\n", encoding="utf-8")
-    assert broken_links(page) == ["nowhere.md", "#gone"]
+    file = tmp_path / "page.md"
+    links = "[x](nowhere.md) [y](#a-page) [z](#gone) [w](https://example.org/) [u](page.md#a-page) [v](page.md#gone)"
+    file.write_text(f"# A page\n{links}\n", encoding="utf-8")
+    assert broken_links(file) == ["nowhere.md", "#gone", "page.md#gone"]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
@@ -63,10 +70,12 @@ def test_a_placeholder_is_seen() -> None:
 
 
 def test_architecture_names_every_package() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (DEVELOPERS / "architecture.md").read_text(encoding="utf-8")
     packages = [path for folder in ("operator", "runtime") for path in (ROOT / folder).glob("stageline_*")]
     parts = [path for path in (ROOT / "runtime" / "stageline_runtime").iterdir() if (path / "__init__.py").exists()]
-    missing = [path.name for path in packages + parts if f"- [`{path.name}`](../{path.relative_to(ROOT)}/)" not in text]
+    missing = [
+        path.name for path in packages + parts if f"- [`{path.name}`](../../{path.relative_to(ROOT)}/)" not in text
+    ]
     assert missing == []
 
 
@@ -81,7 +90,7 @@ def direct_dependencies() -> set[str]:
 
 def dependency_rows() -> dict[str, list[str]]:
     """Cells of each row of the dependency table, by package name."""
-    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    text = (DEVELOPERS / "dependencies.md").read_text(encoding="utf-8")
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
     ]
@@ -125,6 +134,49 @@ def test_every_direct_dependency_is_pinned() -> None:
     assert {normal(name) for name in direct_dependencies()} <= {normal(line.split("==")[0]) for line in pins}
 
 
+def test_the_game_day_begins_as_its_program_writes_it() -> None:
+    assert (DEVELOPERS / "game-day.md").read_text(encoding="utf-8").startswith(page([]).rstrip())
+
+
+MAX_LOG_ENTRY_WORDS = 120
+MAX_CHANGELOG_LINES = 40
+LOG_MONTHS = sorted((DEVELOPERS / "log").glob("*.md"))
+
+
+def log_entries(text: str) -> list[str]:
+    """Each begins with its title in bold, at the start of a line, and ends before the next title or date."""
+    return re.findall(r"^\*\*.*?(?=^\*\*|^## |\Z)", text, re.MULTILINE | re.DOTALL)
+
+
+def faults_of_entry(entry: str) -> list[str]:
+    words = len(entry.split())
+    faults = [f"{words} words"] if words > MAX_LOG_ENTRY_WORDS else []
+    return faults if re.search(r"\b(Kept|Dropped|[Oo]pen)\b", entry) else [*faults, "neither Kept, Dropped nor Open"]
+
+
+@pytest.mark.parametrize("month", LOG_MONTHS, ids=lambda path: path.name)
+def test_log_entries_are_short_and_have_an_outcome(month: Path) -> None:
+    entries = log_entries(month.read_text(encoding="utf-8"))
+    assert entries
+    assert {entry.splitlines()[0]: faults for entry in entries if (faults := faults_of_entry(entry))} == {}
+
+
+def test_a_long_log_entry_without_an_outcome_is_seen() -> None:
+    text = "# Log\n\n## 2026-11-28\n\n**Short.** Measured: 1 ms. Kept.\n\n**Long.** " + "word " * 120 + "\n"
+    assert [faults_of_entry(entry) for entry in log_entries(text)] == [
+        [],
+        ["121 words", "neither Kept, Dropped nor Open"],
+    ]
+
+
+def test_each_version_of_the_changelog_is_short() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    lines = {section.splitlines()[0]: len(section.strip().splitlines()) for section in sections}
+    assert lines
+    assert {version: count for version, count in lines.items() if count > MAX_CHANGELOG_LINES} == {}
+
+
 def test_the_newest_changelog_entry_is_the_packages_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = re.search(r"^## \[([^\]]+)\]", text, re.MULTILINE)
@@ -139,9 +191,9 @@ def test_the_licence_is_whole() -> None:
     assert project()["license"] == "Apache-2.0"
 
 
-def test_the_log_is_dated_newest_first() -> None:
-    text = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
-    dates = re.findall(r"^## (.*)$", text, re.MULTILINE)
+@pytest.mark.parametrize("month", LOG_MONTHS, ids=lambda path: path.name)
+def test_a_month_of_the_log_is_dated_newest_first(month: Path) -> None:
+    dates = re.findall(r"^## (.*)$", month.read_text(encoding="utf-8"), re.MULTILINE)
     assert dates
-    assert all(re.fullmatch(r"\d{4}-\d{2}-\d{2}", date) for date in dates)
+    assert [date for date in dates if not re.fullmatch(rf"{month.stem}-\d{{2}}", date)] == []
     assert dates == sorted(dates, reverse=True)

@@ -118,7 +118,6 @@ def test_setup_refuses_an_interpreter_that_is_not_there(checkout: Path) -> None:
     assert "PYTHON=python-of-nowhere is not a program on this machine" in done.stderr
 
 
-@pytest.mark.thorough
 def test_setup_builds_once_and_again_only_when_its_inputs_change(checkout: Path) -> None:
     first = make_setup(checkout, PYTHON=sys.executable)
     assert first.returncode == 0, first.stderr
@@ -138,7 +137,6 @@ def test_setup_builds_once_and_again_only_when_its_inputs_change(checkout: Path)
     assert "Creating" not in changed.stdout
 
 
-@pytest.mark.thorough
 def test_setup_that_failed_starts_over(checkout: Path) -> None:
     """Half an environment is never trusted: what an interrupted run left is thrown away."""
     (checkout / "constraints.txt").write_text("sample==99\n", encoding="utf-8")
@@ -154,6 +152,30 @@ def test_setup_that_failed_starts_over(checkout: Path) -> None:
     assert "Creating .venv" in mended.stdout
     assert not leftover.exists()
     assert make_setup(checkout, PYTHON=sys.executable).stdout == ""
+
+
+def test_a_model_that_can_not_be_fetched_beside_the_installation_is_named_and_stops_nothing(checkout: Path) -> None:
+    environment = environment_outside_make() | {"PYTHON": sys.executable}
+    done = subprocess.run(
+        ["sh", "scripts/setup", "model.yaml"],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Fetching the model of model.yaml" in done.stdout
+    assert "the model could not be fetched yet: ModuleNotFoundError: " in done.stderr
+    again = subprocess.run(
+        ["sh", "scripts/setup", "model.yaml"],
+        cwd=checkout,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (again.returncode, again.stdout) == (0, ""), "what serves it fetches it"
 
 
 def test_help_is_the_default_target_and_lists_every_target() -> None:
@@ -185,6 +207,7 @@ def test_ci_runs_every_gate_and_fails_when_one_does(tmp_path: Path, broken: str)
     assert [line.split()[1] for line in failed.stdout.splitlines() if " after " in line] == [
         "setup",
         "check",
+        "size",
         "test",
         "test-thorough",
         "test-cluster",

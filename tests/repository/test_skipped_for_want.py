@@ -34,7 +34,7 @@ def reason(mark: pytest.MarkDecorator) -> str:
     return str(mark.kwargs["reason"])
 
 
-@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.thorough), "2"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.soak), "2"])
 def test_the_last_line_counts_what_is_missing_and_says_how_to_get_it(tmp_path: Path, workers: str) -> None:
     text = TESTS.format(prometheus=reason(needs_prometheus), browser=BROWSER)
     (tmp_path / "test_some.py").write_text(text, encoding="utf-8")

@@ -115,7 +115,6 @@ def test_another_process_under_the_id_of_one_that_ended_is_left_alone(engine_ali
     assert state_of(victim.pid) != "T"
 
 
-@pytest.mark.thorough
 def test_an_interrupted_soak_ends_with_its_report_and_leaves_no_process(tmp_path: Path) -> None:
     log = tmp_path / "soak.log"
     with log.open("wb") as output:

@@ -61,7 +61,7 @@ def generated(served: Served, sampling: SamplingParams, given: tuple[int, ...] =
     )
     url = f"http://{served.stage_address(0)}:8000/v1/generate"
     headers = {"content-type": "application/json", "authorization": engine_authorization(served.command.process.pid)}
-    answer = httpx.post(url, content=request.model_dump_json(), headers=headers, timeout=300.0, trust_env=False)
+    answer = httpx.post(url, content=request.to_json(), headers=headers, timeout=300.0, trust_env=False)
     assert answer.status_code == httpx.codes.OK, f"{answer.text}\n{served.logs()}"
     events = [json.loads(line) for line in answer.text.splitlines() if line]
     assert events[-1]["type"] == "finished", (events[-1], served.logs())
@@ -175,7 +175,7 @@ def test_choices_of_one_request_differ(served: Served) -> None:
 
 
 def test_penalties_keep_an_answer_from_repeating_itself(served: Served) -> None:
-    def commonest(**penalty: float) -> int:
+    def commonest(**penalty: Any) -> int:
         sampling = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, **penalty)
         ids = generated(served, sampling).token_ids
         return max(ids.count(each) for each in ids)

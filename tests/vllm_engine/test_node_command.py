@@ -21,7 +21,7 @@ from stageline_vllm.supervisor.vllm_command import node_environment, node_words
 from stageline_vllm.worker_state import DIRECTORY_VARIABLE
 
 WELCOME = Welcome(
-    first_layer=0, last_layer=1, model_dir="/cache/model", dtype="bfloat16", num_cohorts=2, slots_per_cohort=8,
+    first_layer=0, last_layer=1, model_dir="/cache/model", dtype="bfloat16", num_cohorts=2, num_slots=16,
     slot_tokens=2048, max_step_tokens=512, stages_on_host=1, layer_counts=(16, 14),
 )  # fmt: skip
 

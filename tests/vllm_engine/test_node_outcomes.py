@@ -84,8 +84,19 @@ def test_an_adapter_that_could_not_be_loaded_is_told_by_where_it_was_raised() ->
     end = NodeEnd(status=1, words=words.first, phase=READY, adapter_failed=words.adapter_failed)
     failure = failure_of(end)
     assert (failure.failure_class, failure.operation) == (FailureClass.BAD_CONFIG, "load the LoRA adapters")
+    words.look_at_start(1.0)
     words.forget()
     assert not words.adapter_failed, "it got ready"
+
+
+def test_words_between_the_last_look_and_readiness_are_kept() -> None:
+    """A worker that gets ready and loses a peer between two looks says so before anybody saw it ready."""
+    words = first_words("(APIServer pid=1) ConnectionError: Connection refused")
+    words.look_at_start(1.0)
+    words.read("ERROR Worker proc VllmWorker-0 died unexpectedly")
+    words.read("(Worker_PP1 pid=2) ERROR RuntimeError: [gloo] Connection closed by peer")
+    words.forget()
+    assert (words.first, words.worker_died) == ("RuntimeError: [gloo] Connection closed by peer", True)
 
 
 def test_a_refused_setting_is_kept_with_its_reason() -> None:

@@ -27,9 +27,7 @@ from processes.vllm_group import (
 )
 from stageline_api import ports
 from stageline_api.runtime_config import LayerRange, LoraAdapter, Timeouts
-from stageline_runtime.plan_bus.messages import Cancel, Challenge, Ping, PrepareGuide, Shutdown, ToStage
-
-NOTICED_SECONDS = 2.0
+from stageline_runtime.plan_bus.messages import Challenge, Ping, PrepareGuide, Shutdown, ToStage
 
 
 @pytest.fixture(scope="module")
@@ -139,27 +137,17 @@ def total(page: str, name: str) -> float:
     return sum(map(float, found))
 
 
-@pytest.mark.parametrize(
-    ("victim", "loaded"),
-    [
-        (1, False),
-        (0, True),
-        pytest.param(0, False, marks=pytest.mark.thorough),
-        pytest.param(1, True, marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize(("victim", "loaded"), [(0, True), pytest.param(1, False, marks=pytest.mark.thorough)])
 def test_a_killed_worker_ends_the_group_at_once(tmp_path: Path, model_dir: Path, victim: int, loaded: bool) -> None:
     with supervised_group(tmp_path, model_dir, environment={"FAKE_VLLM_STEP_SECONDS": "0.05"}) as group:
         group.wait_formed()
         if loaded:
             group.work(True)
             start_request(group)
-        killed = time.monotonic()
         os.kill(group.worker_pid(victim), signal.SIGKILL)
         other = 1 - victim
         assert_failed(group, victim, "Killed", "worker was killed")
         assert_lost(group, other, peer=victim)
-        assert time.monotonic() - killed < NOTICED_SECONDS + 1, group.explain()
 
 
 def start_request(group: SupervisedGroup) -> None:
@@ -176,20 +164,20 @@ def start_request(group: SupervisedGroup) -> None:
     wait_until(lambda: group.status(0)["steps"] > before + 2, group.explain)
 
 
+@pytest.mark.thorough
 def test_a_killed_supervisor_takes_its_node_along(tmp_path: Path, model_dir: Path) -> None:
     """As when a container is killed: nothing of the stage stays, and the other stage names it."""
     with supervised_group(tmp_path, model_dir) as group:
         group.wait_formed()
         (node,) = children_of(group.processes[1].pid)
         worker = group.worker_pid(1)
-        killed = time.monotonic()
         group.processes[1].kill()
         assert_lost(group, 0, peer=1)
-        assert time.monotonic() - killed < NOTICED_SECONDS, group.explain()
         wait_until(lambda: is_gone(node) and is_gone(worker), group.explain)
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_stopped_worker_is_found_by_the_watchdog(tmp_path: Path, model_dir: Path, victim: int) -> None:
     limits = Timeouts(step_seconds=2)
     with supervised_group(tmp_path, model_dir, timeouts=limits) as group:
@@ -236,7 +224,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(
     "name",
-    ["weights", "last stage", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("device-memory", "cache"))],
+    ["weights", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("device-memory", "cache", "last stage"))],
 )
 def test_the_words_kept_are_those_of_the_first_failure(tmp_path: Path, model_dir: Path, name: str) -> None:
     """Not the sixty lines of shutdown that follow, nor what the other node says of it."""
@@ -257,26 +245,24 @@ def test_an_exception_that_vllm_drops_ends_the_group_before_a_wrong_token_is_out
     """The first stage's worker: vLLM logs it and goes on, and from then on tokens would be those of other steps."""
     with supervised_group(tmp_path, model_dir, environment={"FAKE_VLLM_FAULTS": "0:step9:raise"}) as group:
         group.wait_formed()
-        began = time.monotonic()
         tokens = tokens_until_it_breaks(group)
         words = assert_failed(group, 0, "Internal", "vLLM's worker failed: RuntimeError: the kernel refused")
         assert_lost(group, 1, peer=0)
-        assert time.monotonic() - began < NOTICED_SECONDS, group.explain()
         assert words["operation"] == "run vLLM"
         assert tokens == right_tokens(8), group.explain()
         assert "in _compute" in group.log(0), "the traceback is in the log"
 
 
+@pytest.mark.thorough
 def test_a_worker_that_outlives_its_exception_is_found_by_what_it_wrote(tmp_path: Path, model_dir: Path) -> None:
     """Should the plugin not get to end it, as with a log that nobody reads."""
     faults = {"FAKE_VLLM_FAULTS": "0:step2:raise", "FAKE_VLLM_OUTLIVES": "1"}
     with supervised_group(tmp_path, model_dir, environment=faults) as group:
         group.wait_formed()
-        worker, began = group.worker_pid(0), time.monotonic()
+        worker = group.worker_pid(0)
         tokens = tokens_until_it_breaks(group)
         assert tokens[:3] != right_tokens(3), "the stand-in goes on with wrong ones, or nothing is shown here"
         assert_failed(group, 0, "Internal", "vLLM's worker failed: RuntimeError: the kernel refused")
-        assert time.monotonic() - began < NOTICED_SECONDS, group.explain()
         assert is_gone(worker)
 
 
@@ -307,6 +293,7 @@ def tokens_until_it_breaks(group: SupervisedGroup) -> list[int]:
     return tokens
 
 
+@pytest.mark.thorough
 def test_an_error_that_did_no_harm_is_not_the_cause_of_a_later_death(tmp_path: Path, model_dir: Path) -> None:
     with supervised_group(tmp_path, model_dir, environment={"FAKE_VLLM_FAULTS": "1:step2:complain"}) as group:
         group.wait_formed()
@@ -321,6 +308,7 @@ def test_an_error_that_did_no_harm_is_not_the_cause_of_a_later_death(tmp_path: P
         assert "bad request" in group.explain()
 
 
+@pytest.mark.thorough
 def test_code_that_vllm_is_told_to_run_and_nobody_has_fetched_ends_the_group(tmp_path: Path, model_dir: Path) -> None:
     directory = tmp_path / "model"
     directory.mkdir()
@@ -332,6 +320,7 @@ def test_code_that_vllm_is_told_to_run_and_nobody_has_fetched_ends_the_group(tmp
         assert group.processes[0].returncode == 64
 
 
+@pytest.mark.thorough
 def test_an_adapter_that_vllm_has_no_room_for_ends_the_group_before_vllm_starts(
     tmp_path: Path, model_dir: Path
 ) -> None:
@@ -343,6 +332,7 @@ def test_an_adapter_that_vllm_has_no_room_for_ends_the_group_before_vllm_starts(
         assert "said_by_vllm" not in group.log(0)
 
 
+@pytest.mark.thorough
 def test_an_adapter_that_vllm_cannot_load_is_a_bad_configuration(tmp_path: Path, model_dir: Path) -> None:
     """It loads them last, when its workers are ready, and ends; trying again helps nobody."""
     adapter, faults = write_adapter(tmp_path, r=8), {"FAKE_VLLM_FAULTS": "0:adapters:no-adapter"}
@@ -355,6 +345,7 @@ def test_an_adapter_that_vllm_cannot_load_is_a_bad_configuration(tmp_path: Path,
         assert_lost(group, 1, peer=0)
 
 
+@pytest.mark.thorough
 def test_a_follower_that_ends_undrained_with_status_0_has_failed(tmp_path: Path, model_dir: Path) -> None:
     with supervised_group(tmp_path, model_dir) as group:
         group.wait_formed()
@@ -366,6 +357,7 @@ def test_a_follower_that_ends_undrained_with_status_0_has_failed(tmp_path: Path,
         assert_lost(group, 0, peer=1)
 
 
+@pytest.mark.thorough
 def test_what_the_kernel_ends_for_want_of_memory_is_told_as_such(tmp_path: Path, model_dir: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("low 0\nmax 12\noom 1\noom_kill 1\n")
@@ -382,6 +374,7 @@ def test_what_the_kernel_ends_for_want_of_memory_is_told_as_such(tmp_path: Path,
         assert group.processes[1].returncode == 66
 
 
+@pytest.mark.thorough
 def test_sigterm_asks_the_engine_to_drain_first(tmp_path: Path, model_dir: Path) -> None:
     with supervised_group(tmp_path, model_dir) as group:
         group.wait_formed()
@@ -393,6 +386,7 @@ def test_sigterm_asks_the_engine_to_drain_first(tmp_path: Path, model_dir: Path)
         assert [group.wait_end(stage) for stage in (0, 1)] == [0, 0], group.explain()
 
 
+@pytest.mark.thorough
 def test_vllms_server_answers_nobody_but_the_engine_and_the_supervisor(tmp_path: Path, model_dir: Path) -> None:
     with supervised_group(tmp_path, model_dir) as group:
         group.wait_formed()
@@ -417,11 +411,11 @@ def test_a_stranger_is_refused(tmp_path: Path, model_dir: Path) -> None:
         assert group.generate(max_tokens=2).status_code == 200, "the group is none the worse for it"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        (Cancel(3), "a plan for a stage that vLLM schedules"),
-        pytest.param(PrepareGuide(1, "{}"), "a plan for a stage that vLLM schedules", marks=pytest.mark.thorough),
+        (PrepareGuide(1, "{}"), "a plan for a stage that vLLM schedules"),
         pytest.param(Challenge("again"), "a second handshake", marks=pytest.mark.thorough),
     ],
     ids=lambda value: type(value).__name__,
@@ -454,6 +448,7 @@ def test_an_argument_that_vllm_does_not_know_is_a_bad_configuration(tmp_path: Pa
         assert_failed(group, 0, "BadConfig", "unrecognized arguments: --no-such-thing")
 
 
+@pytest.mark.thorough
 def test_a_stage_runs_from_files_that_were_copied_beside_vllms_own_image(tmp_path: Path, model_dir: Path) -> None:
     """The init container's copy is all that supervisor, node and worker take of Stageline."""
     files = tmp_path / "files"

@@ -39,6 +39,7 @@ def test_the_example_answers_and_ends_clean(tmp_path: Path, smollm2_dir: Path) -
     logs = "\n".join(path.read_text(errors="replace") for path in (tmp_path / "state").rglob("*.log"))
     assert done.returncode == 0, done.stderr + logs
     assert len(done.stdout.strip()) > 0, done.stderr + logs
+    assert "Ready" not in done.stdout, "with --once, standard output has the answer and nothing else"
 
 
 DEAR: dict[str, dict[str, Any]] = {

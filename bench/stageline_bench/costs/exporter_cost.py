@@ -28,7 +28,7 @@ STEPS, REPETITIONS, ROWS = 5000, 15, 8
 MODELS = 500
 SCRAPE_INTERVAL_SECONDS = 15
 STEP_SECONDS = 0.008
-"""A decode of 8 rows on one of two stages of SmolLM2-135M, one core each (docs/benchmarks.md)."""
+"""A decode of 8 rows on one of two stages of SmolLM2-135M, one core each (docs/dev/benchmarks.md)."""
 ALLOWED_SHARE = 0.01
 """Of a step, for each process."""
 

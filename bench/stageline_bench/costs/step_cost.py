@@ -17,11 +17,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from stageline_api.runtime_config import LayerRange
 from stageline_bench.costs import between_steps
 from stageline_bench.runtime.group.paced_stage import PacedModel
 from stageline_bench.runtime.paced import HIDDEN_SIZE, write_paced_model
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
-from stageline_runtime.models.cpu.kv_cache import CacheShape
+from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.plan_bus.bus import StageBus, encode_frame
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepDone, StepPlan
 from stageline_runtime.stage.step.runner import StageRunner, step_kind
@@ -43,7 +44,7 @@ class _NoWire:
 
     def __init__(self) -> None:
         self._hidden = torch.zeros(ROWS, HIDDEN_SIZE, dtype=torch.bfloat16)
-        self._feedback = torch.tensor([[1, 1, 0, 5]] * ROWS)
+        self._feedback = torch.tensor([[1, 5]] * ROWS)
         assert self._feedback.shape[1] == FEEDBACK_WIDTH == NEWEST_COLUMN + 1
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
@@ -73,9 +74,6 @@ class _NoWire:
     def send_feedback(self, seq: int, rows: Tensor) -> None:
         """Nobody is there."""
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
 
 class _Stage:
     """One stage of two, as its process has it, between an engine's socket and no wire."""
@@ -85,12 +83,14 @@ class _Stage:
         self._bus = StageBus(socket.create_connection(listener.getsockname()))
         self._engine, _ = listener.accept()
         listener.close()
-        shape = CacheShape(
+        shape = StageShape(
+            layers=LayerRange(first=0, last=0),
+            is_first=stage == 0,
+            is_last=stage == STAGES - 1,
+            dtype=torch.bfloat16,
+            num_cohorts=COHORTS,
             num_slots=COHORTS * ROWS,
             slot_tokens=SLOT_TOKENS,
-            group_size=config.group_size,
-            dtype=torch.bfloat16,
-            masks=False,
         )
         timeline = Timeline()
         clock = StateClock(listener=timeline.mark)

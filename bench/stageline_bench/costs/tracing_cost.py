@@ -34,7 +34,7 @@ from stageline_runtime.stage.telemetry.state_clock import BusyKind, StepRecord, 
 
 STAGES, AT_ONCE, REQUESTS, TOKENS, REPETITIONS = 2, 8, 64, 100, 9
 STEP_SECONDS = 0.008
-"""A decode of 8 rows on one of two stages of SmolLM2-135M, one core each (docs/benchmarks.md)."""
+"""A decode of 8 rows on one of two stages of SmolLM2-135M, one core each (docs/dev/benchmarks.md)."""
 
 
 class EncodingExporter(SpanExporter):

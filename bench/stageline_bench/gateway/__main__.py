@@ -1,11 +1,10 @@
 """`python -m stageline_bench.gateway`: what the gateway adds, and what a core of it relays beside nginx.
 
 Needs two cores: one for the relay, one for the synthetic engine and the clients. Loads at 25 tokens a second are
-measured through the gateway and directly. What one more token costs, and what two workers on one core cost beside one,
-depends by a quarter on how a process happens to lie in memory, so these are medians over processes that are started
-anew: of paced streams of two lengths through the same process, and of streams that come faster than a core relays them.
-A token's share of what a gateway does without any request is counted as its own. Two workers have as many
-streams each as one has, and as many in all, and one has half as many: of fewer streams each costs more.
+measured through the gateway and directly. What one more token costs depends by a quarter on how a process happens to
+lie in memory, so it is the median over processes that are started anew, of paced streams of two lengths through the
+same process; and so is what a stream costs of those that come faster than a core relays them. A token's share of what a
+gateway does without any request is counted as its own.
 """
 
 import os
@@ -34,13 +33,13 @@ LONG_TOKENS: Final = 125
 """What a token costs by itself is what longer streams cost more."""
 STARTS: Final = 5
 """Of a gateway and of nginx, by turns, for what a token costs."""
-PAIRS: Final = 4
-"""Of saturated loads on a gateway of one process and on one of two, by turns and each first as often."""
+SATURATED_STARTS: Final = 4
+"""Of a gateway that is saturated."""
 SATURATING: Final[dict[str, Any]] = {"tokens": 50, "tokens_per_second": 1000.0}
 
 
 def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict[str, Any]:
-    """All measurements, each number of streams, start and pair with processes of its own."""
+    """All measurements, each number of streams and start with processes of its own."""
     load_average = os.getloadavg()[0]
     engine_command = python_module("stageline_bench.gateway.synthetic_engine")
     with started(engine_command, CLIENT_CORE, directory / "engine.log") as engine:
@@ -81,20 +80,13 @@ def _of_two_lengths(relay: relays.Relay, seconds: float, directory: Path, *, is_
 
 
 def _saturated(engine_port: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
-    """Each worker with `TARGET_CONCURRENT` streams, and with half as many."""
-    load = SATURATING | {"seconds": seconds / 2}
+    load = SATURATING | {"seconds": seconds / 2, "concurrent": TARGET_CONCURRENT}
     found = []
-    with relays.nginx(engine_port, relays.free_port(), directory) as nginx:
-        if nginx is not None:
-            _warm_up(nginx, directory)
-            found.append(_say(measure(nginx, directory, concurrent=TARGET_CONCURRENT, **load)))
-    for pair in range(PAIRS):
-        for workers in (1, 2) if pair % 2 else (2, 1):
-            streams = workers * TARGET_CONCURRENT
-            with relays.gateway(engine_port, relays.free_port(), directory, workers=workers) as relay:
+    for open_relay in (relays.nginx, *[relays.gateway] * SATURATED_STARTS):
+        with open_relay(engine_port, relays.free_port(), directory) as relay:
+            if relay is not None:
                 _warm_up(relay, directory)
-                for concurrent in (streams, streams // 2) if pair % 4 < 2 else (streams // 2, streams):
-                    found.append(_say(measure(relay, directory, concurrent=concurrent, **load)))
+                found.append(_say(measure(relay, directory, **load)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the bench's engines read and write: requests on connections of their own and on one that is shared."""
+"""What the bench's engines read and write, on a shared connection and on the own ones of clients without a gateway."""
 
 import json
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ def of_stream(number: int | None, line: bytes) -> bytes:
     return line if number is None else b"%d %b" % (number, line)
 
 
-def status(*, multiplexes: bool) -> bytes:
+def status() -> bytes:
     """The answer to a probe."""
-    found = EngineStatus(phase=Phase.READY, served_name=SERVED_NAME, multiplexes=multiplexes).model_dump_json().encode()
+    found = EngineStatus(phase=Phase.READY, served_name=SERVED_NAME).model_dump_json().encode()
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(found) + found
 
 

@@ -68,4 +68,4 @@ def request_body(path: str, tokens: int, rate: int) -> dict[str, Any]:
         return {"model": SERVED_NAME, "prompt": PROMPT, "max_tokens": tokens, "seed": rate, "stream": True}
     sampling = SamplingParams(max_tokens=tokens, seed=rate)
     request = GenerateRequest(request_id="bench", prompt=TextPrompt(text=PROMPT), sampling=sampling)
-    return json.loads(request.model_dump_json())  # type: ignore[no-any-return]
+    return json.loads(request.to_json())  # type: ignore[no-any-return]

@@ -2,9 +2,7 @@
 
 One stream at a time: an engine and a client in this process wait for each other's every write, and the scheduler says
 what time the relay had on a core meanwhile. Nothing depends on how soon anybody runs, so a load beside it moves the
-lowest of several windows by a few percent only. It says nothing of waiting: that is `make bench-gateway`'s. Two workers
-that take single streams in turn find the core's caches full of each other's, as two gateways would; what sharing costs
-under load is `make bench-gateway`'s too.
+lowest of several windows by a few percent only. It says nothing of waiting: that is `make bench-gateway`'s.
 """
 
 import json
@@ -17,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -70,9 +67,9 @@ class Asked:
 class HeldEngine:
     """Answers probes by itself, and puts each request to generate into `asked`."""
 
-    def __init__(self, *, multiplexes: bool = True) -> None:
+    def __init__(self) -> None:
         self.asked: queue.Queue[Asked] = queue.Queue()
-        self._status = status(multiplexes=multiplexes)
+        self._status = status()
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = int(self._listening.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
@@ -156,7 +153,7 @@ def _nanoseconds(relay: relays.Relay) -> int:
 
 
 Start = Callable[[int, int, Path], AbstractContextManager[relays.Relay | None]]
-RELAYS: Final[tuple[Start, ...]] = (relays.gateway, partial(relays.gateway, workers=2), relays.nginx)
+RELAYS: Final[tuple[Start, ...]] = (relays.gateway, relays.nginx)
 
 
 def idle_share(relay: relays.Relay) -> float:
@@ -188,10 +185,9 @@ def _summary(short: list[float], long: list[float], bursts: list[float]) -> dict
 
 @click.command()
 @click.option("--windows", type=click.IntRange(2), default=15, show_default=True)
-@click.option("--apart", is_flag=True, help="The engine does not let streams share a connection.")
-def bench(windows: int, apart: bool) -> None:
-    """CPU time of the gateway, of one with two workers, and of nginx where there is one."""
-    engine = HeldEngine(multiplexes=not apart)
+def bench(windows: int) -> None:
+    """CPU time of the gateway, and of nginx where there is one."""
+    engine = HeldEngine()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         directory = Path(scratch)
         started = [stack.enter_context(start(engine.port, relays.free_port(), directory)) for start in RELAYS]

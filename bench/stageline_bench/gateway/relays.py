@@ -58,19 +58,16 @@ def direct(engine_port: int) -> Relay:
 
 
 @contextmanager
-def gateway(engine_port: int, port: int, directory: Path, workers: int = 1) -> Iterator[Relay]:
-    """A gateway with one group, on its one core however many workers it has."""
+def gateway(engine_port: int, port: int, directory: Path) -> Iterator[Relay]:
+    """A gateway with one group."""
     endpoints, log = directory / "endpoints.json", directory / "gateway.log"
     url = f"http://127.0.0.1:{engine_port}"
     group = GroupEndpoint(model=SERVED_NAME, group=0, incarnation=1, url=url, ready=True)
     endpoints.write_text(Endpoints(groups=(group,)).model_dump_json())
     command = python_module("stageline_gateway", "--port", str(port), "--endpoints", str(endpoints))
-    command += ["--workers", str(workers)]
     with started(command, RELAY_CORE, log) as process:
         wait_for(f"http://127.0.0.1:{port}/readyz", log)
-        name = "gateway" if workers == 1 else f"gateway, {workers} workers"
-        # The supervisor's time counts too.
-        yield Relay(name, port, "/v1/completions", (process.pid, *children(process.pid)))
+        yield Relay("gateway", port, "/v1/completions", (process.pid,))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The benchmark's result: a JSON file, and a table in docs/benchmarks.md between its markers."""
+"""The benchmark's result: a JSON file, and a table in docs/dev/benchmarks.md between its markers."""
 
 import datetime
 import importlib.metadata
@@ -21,10 +21,6 @@ TARGET_ADDED_MS: Final = (
 )
 TARGET_STREAM_MS: Final = 1.0
 """CPU of a saturated gateway for a stream of 50 tokens."""
-TARGET_SHARED: Final = 1.1
-"""CPU for a stream of a gateway with two workers, in that of one: with as many streams for each worker, and with as
-many in all, so that each has half of them."""
-TWO_WORKERS: Final = "gateway, 2 workers"
 TARGET_TOKEN_US: Final = 30.0
 """CPU for one more token of a paced stream."""
 
@@ -32,11 +28,7 @@ TARGET_TOKEN_US: Final = 30.0
 def result_of(
     paced: list[dict[str, Any]], saturated: list[dict[str, Any]], tokens: list[dict[str, Any]], load_average: float
 ) -> dict[str, Any]:
-    """Everything measured, and the targets of what was; `tokens` are the `token_cost` of each start.
-
-    Of `saturated`, the gateway's rows of any number of streams and those of one with two workers are pairs, in the same
-    order.
-    """
+    """Everything measured, and the targets of what was; `tokens` are the `token_cost` of each start."""
     return {
         "program": PROGRAM,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -63,34 +55,22 @@ def _targets(
         for streams, quantile, at_most in TARGET_ADDED_MS
         if streams in measured
     ]
-    alone = _saturated_costs(saturated, "gateway", TARGET_CONCURRENT)
-    if alone:
+    if costs := [float(one["cpu_ms_per_stream"]) for one in saturated if one["relay"] == "gateway"]:
         targets.append(
-            _target("CPU for a saturated stream of 50 tokens, ms", round(median(alone), 4), TARGET_STREAM_MS)
+            _target("CPU for a saturated stream of 50 tokens, ms", round(median(costs), 4), TARGET_STREAM_MS)
         )
-    for streams, how in ((2 * TARGET_CONCURRENT, "each"), (TARGET_CONCURRENT, "in all")):
-        if by_two := _saturated_costs(saturated, TWO_WORKERS, streams):
-            ratio = median(two / one for one, two in zip(alone, by_two, strict=True))
-            name = f"CPU for a saturated stream with two workers, in that with one, {TARGET_CONCURRENT} streams {how}"
-            targets.append(_target(name, round(ratio, 3), TARGET_SHARED))
     if costs := costs_of("gateway", tokens):
         name = f"CPU for a token of {TARGET_CONCURRENT} paced streams, µs"
         targets.append(_target(name, round(median(costs), 2), TARGET_TOKEN_US))
     return targets
 
 
-def _saturated_costs(saturated: list[dict[str, Any]], relay: str, concurrent: int) -> list[float]:
-    """CPU milliseconds for a stream, measurement by measurement."""
-    of = relay, concurrent
-    return [float(one["cpu_ms_per_stream"]) for one in saturated if (one["relay"], one["concurrent"]) == of]
-
-
 def medians(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each relay and number of streams: that whose CPU time for a stream is the lower median of its own."""
-    of_loads: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    """One row for each relay: that whose CPU time for a stream is the lower median of its own."""
+    of_relays: dict[str, list[dict[str, Any]]] = {}
     for one in measured:
-        of_loads.setdefault((one["relay"], one["concurrent"]), []).append(one)
-    ordered = (sorted(each, key=lambda one: float(one["cpu_ms_per_stream"])) for each in of_loads.values())
+        of_relays.setdefault(one["relay"], []).append(one)
+    ordered = (sorted(each, key=lambda one: float(one["cpu_ms_per_stream"])) for each in of_relays.values())
     return [each[(len(each) - 1) // 2] for each in ordered]
 
 

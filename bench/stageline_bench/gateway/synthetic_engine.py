@@ -99,9 +99,8 @@ class SyntheticConnection(asyncio.Protocol):
     """Takes one request after another, unless the client said that it is the last; or many at once. The rate is the
     request's seed: see `rate_of`."""
 
-    def __init__(self, steps: Steps, *, multiplexes: bool) -> None:
+    def __init__(self, steps: Steps) -> None:
         self._steps = steps
-        self._multiplexes = multiplexes
         self._transport: asyncio.Transport | None = None
         self._received = b""
         self._shared: SharedBody | None = None
@@ -132,7 +131,7 @@ class SyntheticConnection(asyncio.Protocol):
             self._transport.write(HEAD)
             self._take(self._shared, body)
         elif head.startswith(b"GET "):
-            self._transport.write(status(multiplexes=self._multiplexes))
+            self._transport.write(status())
             self._transport.close()
         elif len(body) >= _content_length(head):
             self._received = b""
@@ -178,11 +177,11 @@ def _content_length(head: bytes) -> int:
     return 0
 
 
-async def serve(*, multiplexes: bool) -> None:
+async def serve() -> None:
     """Listen on a free loopback port, print it, serve until killed."""
     steps = Steps()
     server = await asyncio.get_running_loop().create_server(
-        lambda: SyntheticConnection(steps, multiplexes=multiplexes), "127.0.0.1", 0, backlog=2048
+        lambda: SyntheticConnection(steps), "127.0.0.1", 0, backlog=2048
     )
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
@@ -190,4 +189,4 @@ async def serve(*, multiplexes: bool) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(multiplexes="--apart" not in sys.argv[1:]))
+    asyncio.run(serve())

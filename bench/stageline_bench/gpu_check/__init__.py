@@ -1,1 +1,1 @@
-"""`make gpu-check`: one command that shows on a GPU what no test on a CPU can, and writes it down in docs/gpu.md."""
+"""`make gpu-check`: one command that shows on a GPU what no test on a CPU can, and writes docs/dev/gpu-check.md."""

@@ -1,6 +1,7 @@
-"""`python -m stageline_bench.gpu_check [--page docs/gpu.md] [--part NAME …]`: what `make gpu-check` runs.
+"""`python -m stageline_bench.gpu_check [--page docs/dev/gpu-check.md] [--part NAME …]`: what `make gpu-check` runs.
 
-Without a CUDA device it says so, says how to get one, and ends well: that nothing was shown is in docs/gpu.md.
+Without a CUDA device it says so, says how to get one, and ends well: that nothing was shown is in
+docs/dev/gpu-check.md.
 A page takes all parts or none, so that no row of it is older than its first line says.
 """
 
@@ -28,21 +29,32 @@ def sections(directory: Path) -> tuple[Section, ...]:
     """All parts; nothing of a device is touched before one runs."""
     from stageline_bench.gpu_check.device_parts import DeviceParts
     from stageline_bench.gpu_check.group_parts import GroupParts
+    from stageline_bench.gpu_check.link_parts import LinkParts
     from stageline_bench.gpu_check.rank_parts import RankParts
 
     device, groups, ranks = DeviceParts(directory), GroupParts(directory), RankParts(directory)
+    links = LinkParts(directory)
     parts = (
         ("device", "which hardware and software", device.facts),
         ("attention kernels", "Triton's kernels equal plain torch on the GPU", device.attention),
         ("row kernels", "Triton's norms, rotations and gates equal plain torch on the GPU", device.rows),
+        ("sampling", "Triton's kernels draw the CPU's tokens on the GPU", device.sampling),
+        ("sampling speed", "what a step's draws take, by rows and vocabulary", device.sampling_speed),
         ("layers", "a stage's tokens on the GPU equal the CPU's", device.layers),
         ("experts", "grouped products over experts equal one expert after the other on the CPU", device.experts),
+        ("captured experts", "a mixture's experts replay with other picks than were recorded", device.captured_experts),
         ("graphs", "captured layers give the eager tokens, replay after replay", device.graphs),
         ("memory", "a device that is full says how much was missing", device.shortage),
         ("measured memory", "the largest step takes no more than was measured at load", device.measured),
         ("NCCL", "NCCL starts, and an operation that is overdue is told", device.nccl),
+        ("links over NCCL", "plans of drawn sizes in drawn orders arrive byte by byte as they were sent", links.links),
+        ("lost peers", "a killed and a stopped peer are noticed, and the stage ends", links.lost_peers),
+        (
+            "stages over NCCL",
+            "two and three stages give one stage's tokens, graphs off, piecewise and full",
+            groups.nccl,
+        ),
         ("two stages on one device", "staged transport, plans in flight, deferred results", groups.staged),
-        ("two stages on two devices", "the NCCL transport", groups.nccl),
         (
             "exchanges of two ranks",
             "sums, gathers and scattered sums between two devices, and what a sum takes",
@@ -52,7 +64,17 @@ def sections(directory: Path) -> tuple[Section, ...]:
         ("two ranks of experts", "two ranks that divide experts give one rank's tokens", ranks.expert_tokens),
         ("a lost rank", "a rank killed amid exchanges is named, and its stage ends", ranks.lost_rank),
         ("a draft model", "drafts of a model on the last stage give the tokens without drafts", groups.drafts),
+        (
+            "attention speed",
+            "what a layer's attention takes: many rows, a long one among them, prefill",
+            device.attention_speed,
+        ),
         ("throughput", "captured against eager", groups.throughput),
+        (
+            "sampled throughput",
+            "temperature and top-p against greedy, a large vocabulary",
+            groups.sampled_throughput,
+        ),
         ("a draft model's gain", "one request with drafts of a model against without", groups.draft_gain),
     )
     return tuple(Section(name=name, shows=shows, run=run) for name, shows, run in parts)

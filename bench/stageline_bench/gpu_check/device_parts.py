@@ -12,19 +12,24 @@ from typing import Any
 import torch
 
 from stageline_bench.gpu_check.attention_cases import TOLERANCE, cases, run
+from stageline_bench.gpu_check.attention_speed import figures as attention_figures
 from stageline_bench.gpu_check.expert_cases import TOLERANCE as EXPERT_TOLERANCE
+from stageline_bench.gpu_check.expert_cases import captured_figures
 from stageline_bench.gpu_check.expert_cases import cases as expert_cases
 from stageline_bench.gpu_check.one_stage import MOST_DIFFERENT_SHARE, Answers, agreement, draw_prompts, whole_model
-from stageline_bench.gpu_check.random_model import SMALL, write_random_model
+from stageline_bench.gpu_check.random_model import SMALL, SMALL_MIXTURE, write_random_model
 from stageline_bench.gpu_check.row_cases import TOLERANCE as ROW_TOLERANCE
 from stageline_bench.gpu_check.row_cases import results as row_results
-from stageline_bench.gpu_check.sections import CheckFailedError, Figures
+from stageline_bench.gpu_check.sampling_cases import cases as sampling_cases
+from stageline_bench.gpu_check.sampling_cases import run as run_draws
+from stageline_bench.gpu_check.sampling_cases import timings, wrong_rows
+from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
 from stageline_runtime.accelerator.cuda import CudaAccelerator
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.models.cpu.decoder import build_stage_model
-from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
+from stageline_runtime.models.decoder import build_stage_model
 from stageline_runtime.models.families import device_builder
+from stageline_runtime.models.layers.attention import Attention, AttentionHeads
 from stageline_runtime.models.protocol import CaptureSizes
 from stageline_runtime.plan_bus.messages import GraphMode
 from stageline_runtime.plan_bus.step_plan import decode_sizes
@@ -44,7 +49,7 @@ class DeviceParts:
         self,
         directory: Path,
         accelerator: Accelerator | None = None,
-        attention: Callable[[AttentionHeads], DeviceAttention] | None = None,
+        attention: Callable[[AttentionHeads], Attention] | None = None,
     ) -> None:
         """`accelerator` None takes the first CUDA device, `attention` None the Triton kernels."""
         self._directory = directory
@@ -88,6 +93,19 @@ class DeviceParts:
         wrong = [result for result in results if not result["error"] <= ROW_TOLERANCE[result["dtype"]]]
         return _beside_plain_torch(wrong, [(result["dtype"], result["error"]) for result in results])
 
+    def sampling(self) -> Figures:
+        """Every draw of the kernels that draw tokens."""
+        results = [run_draws(case, self.accelerator.device) for case in sampling_cases(thorough=True)]
+        drawn = sum(len(result["drawn"]) for result in results)
+        wrong = [row for result in results for row in wrong_rows(result)]
+        if wrong:
+            raise CheckFailedError(f"{len(wrong)} of {drawn} tokens differ from the CPU's, first {wrong[0]}")
+        return {"tokens equal to the CPU's": f"{drawn} of {drawn}"}
+
+    def sampling_speed(self) -> Figures:
+        """What the draws of a step take."""
+        return timings(self.accelerator)
+
     def layers(self) -> Figures:
         """The device's stage against the CPU's, eagerly, token by token."""
         model_dir = self._small_model()
@@ -113,6 +131,36 @@ class DeviceParts:
             errors.append((str(case.dtype).removeprefix("torch."), error))
         return _largest_errors(errors)
 
+    def captured_experts(self) -> Figures:
+        """A large mixture's experts in a graph: the eager results with other picks than were recorded."""
+        if not self.accelerator.queues_experts(torch.bfloat16):
+            raise SkipSectionError("needs a device of sm_90 or sm_100, whose grouped products are one kernel")
+        return captured_figures(self.accelerator) | self.captured_mixture()
+
+    def captured_mixture(self) -> Figures:
+        """A mixture's layers, captured: tokens beside the eager ones. Chunks pad otherwise, and in bfloat16 that may
+        round otherwise; a replay that is wrong agrees nowhere."""
+        model_dir = self._directory / "small mixture"
+        write_random_model(model_dir, SMALL_MIXTURE, torch.device("cpu"))
+        config = read_model_config(model_dir)
+        shape = whole_model(config, NUM_PROMPTS, torch.bfloat16)
+        prompts = draw_prompts(NUM_PROMPTS, config.vocab_size)
+        build = device_builder(self.accelerator, self._attention)
+        expected = Answers(build(model_dir, config, shape, _quiet), GraphMode.OFF, self.accelerator)
+        eager = expected.greedy(prompts, NUM_TOKENS)
+        model = build(model_dir, config, shape, _quiet)
+        sizes = CaptureSizes(decode=decode_sizes(NUM_PROMPTS), step=(shape.max_step_tokens,))
+        model.capture_graphs(GraphMode.FULL, sizes, lambda _message: None)  # type: ignore[attr-defined]
+        replayed = Answers(model, GraphMode.FULL, self.accelerator).greedy(prompts, NUM_TOKENS)
+        equal = sum(agreement(one, other) for one, other in zip(eager, replayed, strict=True))
+        if equal * 2 < NUM_TOKENS * NUM_PROMPTS:
+            raise CheckFailedError(f"{equal} of {NUM_TOKENS * NUM_PROMPTS} tokens equal to the eager mixture's")
+        return {"mixture's tokens equal to the eager ones": f"{equal} of {NUM_TOKENS * NUM_PROMPTS}"}
+
+    def attention_speed(self) -> Figures:
+        """What a layer's attention takes."""
+        return attention_figures(self.accelerator)
+
     def graphs(self) -> Figures:
         """Captured and eager runs of one stage give the same tokens; what a capture makes and costs."""
         model_dir = self._small_model()
@@ -126,7 +174,7 @@ class DeviceParts:
         for mode in (GraphMode.PIECEWISE, GraphMode.FULL):
             model = build(model_dir, config, shape, _quiet)
             sizes = CaptureSizes(decode=decode_sizes(NUM_PROMPTS), step=(shape.max_step_tokens,))
-            report = model.capture_graphs(mode, sizes, self._directory, lambda _message: None)  # type: ignore[attr-defined]
+            report = model.capture_graphs(mode, sizes, lambda _message: None)  # type: ignore[attr-defined]
             answers = Answers(model, mode, self.accelerator)
             for attempt in ("first", "second"):
                 if (actual := answers.greedy(prompts, NUM_TOKENS)) != expected:

@@ -1,11 +1,14 @@
-"""Experts on a device, in grouped products, beside the same experts one after the other on the CPU."""
+"""Experts on a device, in grouped products, beside the same experts one after the other on the CPU; and captured."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-from stageline_runtime.models.cpu.feed_forward import ExpertLoop
+from stageline_bench.gpu_check.device_times import median_microseconds
+from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.models.device.grouped_experts import GroupedExperts
+from stageline_runtime.models.layers.feed_forward import ExpertLoop
 from stageline_runtime.models.weights.stage_weights import ExpertWeights
 
 NUM_EXPERTS, PICKS, HIDDEN, INNER = 16, 4, 256, 192
@@ -50,3 +53,47 @@ def cases() -> list[ExpertCase]:
         for held in (range(NUM_EXPERTS), range(4, 8))
         for num_tokens in (1, 16, 500)
     ]
+
+
+LARGE_EXPERTS: Final = 128
+LARGE_PICKS: Final = 8
+LARGE_HIDDEN, LARGE_INNER = 2048, 768
+"""A layer of Qwen3-30B-A3B."""
+CAPTURED_TOKENS: Final = (1, 64)
+
+
+def captured_figures(accelerator: Accelerator) -> dict[str, str]:
+    """Microseconds of a large mixture's experts, eager and replayed; raises ValueError where results differ."""
+    device, dtype = accelerator.device, torch.bfloat16
+    draw = torch.Generator(device).manual_seed(5)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw, device=device, dtype=dtype).div_(shape[-1] ** 0.5)
+
+    experts = GroupedExperts(
+        ExpertWeights(
+            router=weight(LARGE_EXPERTS, LARGE_HIDDEN),
+            gate_up=tuple(weight(2 * LARGE_INNER, LARGE_HIDDEN) for _ in range(LARGE_EXPERTS)),
+            down=tuple(weight(LARGE_HIDDEN, LARGE_INNER) for _ in range(LARGE_EXPERTS)),
+            first=0,
+        )
+    )
+    recorder = accelerator.graph_recorder()
+    figures = {}
+    for tokens in CAPTURED_TOKENS:
+        rows = weight(tokens, LARGE_HIDDEN)
+        shares, picked = torch.rand(tokens, LARGE_EXPERTS, generator=draw, device=device).topk(LARGE_PICKS)
+        graph, result = recorder.record(lambda: experts(rows, shares, picked))  # noqa: B023 - recorded at once
+        other = torch.rand(tokens, LARGE_EXPERTS, generator=draw, device=device).topk(LARGE_PICKS)
+        for kept, drawn in zip((shares, picked), other, strict=True):
+            kept.copy_(drawn)
+        graph.replay()
+        replayed, expected = result.clone(), experts(rows, shares, picked)
+        if not torch.equal(replayed, expected):
+            difference = float((replayed.float() - expected.float()).abs().max())
+            raise ValueError(f"{tokens} tokens with other picks than were recorded: replay differs by {difference}")
+        eager = median_microseconds(accelerator, lambda: experts(rows, shares, picked))  # noqa: B023 - run at once
+        figures[f"{tokens} tokens"] = (
+            f"eager {eager:.0f} µs, replayed {median_microseconds(accelerator, graph.replay):.0f} µs"
+        )
+    return figures

@@ -1,5 +1,7 @@
 """The parts of the check that whole groups do: stages in processes of their own, plans from the real engine core."""
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -8,8 +10,9 @@ import torch
 
 from stageline_api.runtime_config import SpeculativeConfig
 from stageline_bench.gpu_check.one_stage import MOST_DIFFERENT_SHARE, agreement
-from stageline_bench.gpu_check.random_model import LARGE, SMALL, write_random_model, write_words
-from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
+from stageline_bench.gpu_check.random_model import LARGE, LARGE_VOCABULARY, SMALL, write_random_model, write_words
+from stageline_bench.gpu_check.sections import CheckFailedError, Figures
+from stageline_bench.gpu_check.shared_card import STAGE_COMMAND as SHARED_CARD
 from stageline_bench.runtime.draft_model import LATE_SHARE, write_pair
 from stageline_bench.runtime.group.bench_group import STAGE_COMMAND, GroupShape, bench_group
 from stageline_bench.runtime.group.workload import Workload
@@ -20,6 +23,7 @@ from stageline_runtime.stage.telemetry.state_clock import BusyKind
 SAME_TOKENS = Workload(name="same tokens", requests=8, input_tokens=40, output_tokens=32)
 LONE = Workload(name="one request", requests=1, input_tokens=32, output_tokens=128)
 THROUGHPUT = Workload(name="throughput", requests=64, input_tokens=32, output_tokens=128)
+SAMPLED = replace(THROUGHPUT, name="sampled", temperature=0.7, top_p=0.95)
 ROUNDS = 3
 PR_35162_RATIO = 1.66
 """vLLM's pull request 35162: captured against eager at P = 2."""
@@ -35,18 +39,25 @@ class GroupParts:
         self._directory = directory
         self._device = device
         self._stage_command = stage_command
-        self._started = 0
+        self._numbers = itertools.count(1)
 
     def staged(self) -> Figures:
-        """Two stages on one device, over pinned memory and gloo: one stage's tokens, eager and captured."""
+        """Two stages on one device, over pinned memory and sockets: one stage's tokens, eager and captured."""
         return self._same_tokens(("0", "0"))
 
     def nccl(self) -> Figures:
-        """Two stages on a device each, over NCCL: the tokens of one stage."""
+        """Two and three stages over NCCL, where there are too few devices on a shared card: the tokens of one stage."""
         count = torch.cuda.device_count()
-        if count < 2:
-            raise SkipSectionError(f"needs two devices, {count} is there")
-        return self._same_tokens(("0", "1"))
+        figures: Figures = {}
+        for stages in (2, 3):
+            devices = tuple(str(stage % count) for stage in range(stages))
+            parts = self if stages <= count else self._on_shared_cards()
+            same = parts._same_tokens(devices)
+            figures |= {f"P = {stages}, {name}": said for name, said in same.items()}
+        return figures
+
+    def _on_shared_cards(self) -> "GroupParts":
+        return GroupParts(self._directory / "shared", device=self._device, stage_command=SHARED_CARD)
 
     def drafts(self) -> Figures:
         """A draft model on the last stage, alone and behind another on the same device: the tokens without it."""
@@ -95,16 +106,34 @@ class GroupParts:
             )
         return figures | {"vLLM's PR 35162 at P = 2": f"{PR_35162_RATIO} x (two B200, another model)"}
 
+    def sampled_throughput(self) -> Figures:
+        """Sampled against greedy at 64 rows of a large vocabulary, captured, P = 1; rounds alternate on one group."""
+        model_dir = self._model("large-vocabulary")
+        with bench_group(self._shape(("0",), "full", "bfloat16"), model_dir, self._folder()) as group:
+            group.run(THROUGHPUT)
+            group.run(SAMPLED)
+            reports = [
+                [group.run(workload.with_seed(seed)).tokens_per_second for workload in (THROUGHPUT, SAMPLED)]
+                for seed in range(ROUNDS)
+            ]
+        greedy, sampled = (median(rates) for rates in zip(*reports, strict=True))
+        return {"64 rows": f"greedy {greedy:.0f} tok/s, sampled {sampled:.0f} tok/s, {sampled / greedy:.2f} x"}
+
     def _rates(self, shape: GroupShape, model_dir: Path, workload: Workload = THROUGHPUT) -> list[float]:
         with bench_group(shape, model_dir, self._folder()) as group:
             group.run(workload)
             return [group.run(workload.with_seed(seed)).tokens_per_second for seed in range(ROUNDS)]
 
     def _same_tokens(self, devices: tuple[str, ...]) -> Figures:
+        """All groups at once: only their tokens count here."""
         model_dir = self._model("small")
-        expected = self._round(self._shape(devices[:1], "off", "float32"), model_dir).outputs
-        for graphs in ("off", "piecewise", "full"):
-            outputs = self._round(self._shape(devices, graphs, "float32"), model_dir).outputs
+        modes = ("off", "piecewise", "full")
+        shapes = [self._shape(devices[:1], "off", "float32")]
+        shapes += [self._shape(devices, graphs, "float32") for graphs in modes]
+        with ThreadPoolExecutor(len(shapes)) as pool:
+            rounds = pool.map(lambda shape: self._round(replace(shape, is_pinned=False), model_dir), shapes)
+            expected, *others = [report.outputs for report in rounds]
+        for graphs, outputs in zip(modes, others, strict=True):
             equal = sum(one == other for one, other in zip(expected, outputs, strict=True))
             if equal < len(expected):
                 raise CheckFailedError(f"graphs {graphs}: only {equal} of {len(expected)} answers equal one stage's")
@@ -134,7 +163,11 @@ class GroupParts:
     def _model(self, name: str) -> Path:
         directory = self._directory / name
         if not (directory / "model.safetensors").exists():
-            sizes, device = {"small": (SMALL, "cpu"), "large": (LARGE, "cuda")}[name]
+            sizes, device = {
+                "small": (SMALL, "cpu"),
+                "large": (LARGE, "cuda"),
+                "large-vocabulary": (LARGE_VOCABULARY, "cuda"),
+            }[name]
             write_random_model(directory, sizes, torch.device(device))
         return directory
 
@@ -147,8 +180,7 @@ class GroupParts:
         return write_pair(model_dir, pair, LATE_SHARE)
 
     def _folder(self) -> Path:
-        self._started += 1
-        return self._directory / f"group-{self._started}"
+        return self._directory / f"group-{next(self._numbers)}"
 
 
 def _spread(rates: list[float]) -> str:

@@ -8,8 +8,8 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.protocol import StageModel, StageShape
-from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, StepPlan
-from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, SlotBlocks, StepPlan
+from stageline_runtime.plan_bus.step_plan import blocks_of, padded_size, plan_graph_mode
 
 MAX_STEP_TOKENS = 64
 CHUNK_TOKENS = 24
@@ -26,7 +26,7 @@ def whole_model(config: ModelConfig, num_slots: int, dtype: torch.dtype) -> Stag
         is_last=True,
         dtype=dtype,
         num_cohorts=1,
-        slots_per_cohort=num_slots,
+        num_slots=num_slots,
         slot_tokens=SLOT_TOKENS,
         max_step_tokens=MAX_STEP_TOKENS,
     )
@@ -56,8 +56,10 @@ class Answers:
     @torch.inference_mode()
     def greedy(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """`num_tokens` tokens behind each prompt."""
-        for slot in range(len(prompts)):
-            self._model.reset_slot(slot)
+        width = blocks_of(SLOT_TOKENS)
+        self._model.change_tables(
+            [SlotBlocks(slot, 0, tuple(range(slot * width, (slot + 1) * width)), True) for slot in range(len(prompts))]
+        )
         texts = [list(prompt) for prompt in prompts]
         computed = [0] * len(prompts)
         while any(len(text) < len(prompt) + num_tokens for text, prompt in zip(texts, prompts, strict=True)):
@@ -86,7 +88,7 @@ class Answers:
         plan = StepPlan(self._seq, 0, (), tuple(rows), padded, -1, feedback_posted=False, dummy=False, graph_mode=mode)
         self._seq += 1
         token_ids = self._place(torch.tensor(ids + [0] * (padded - len(ids))))
-        hidden = self._model.layers(self._model.embed(token_ids), self._model.attention_batch(plan))
+        hidden = self._model.layers(self._model.embed(token_ids), self._model.step_batch(plan))
         ends = torch.tensor([row.num_tokens for row in rows]).cumsum(0) - 1
         sampled = ends[torch.tensor([row.need_sample for row in rows])]
         if not len(sampled):

@@ -46,6 +46,8 @@ LARGE = RandomModel(
     dtype="bfloat16",
 )
 """The shape of TinyLlama-1.1B."""
+LARGE_VOCABULARY = replace(LARGE, vocab_size=151_936)
+"""The same with the vocabulary of Qwen."""
 
 
 def write_random_model(directory: Path, model: RandomModel, device: torch.device) -> Path:

@@ -1,4 +1,6 @@
-"""The parts of the check for stages of several ranks, each on a device of its own: exchanges, tokens, a killed rank."""
+"""The parts of the check for stages of several ranks: exchanges, tokens, a killed rank. Each rank has a device of its
+own, or where there are too few shares one (`shared_card`).
+"""
 
 import json
 import os
@@ -15,11 +17,13 @@ from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_bench.gpu_check.group_parts import SAME_TOKENS
 from stageline_bench.gpu_check.random_model import SMALL, SMALL_MIXTURE, RandomModel, write_random_model
-from stageline_bench.gpu_check.sections import CheckFailedError, Figures, SkipSectionError
+from stageline_bench.gpu_check.sections import CheckFailedError, Figures
+from stageline_bench.gpu_check.shared_card import STAGE_COMMAND as SHARED_CARD
+from stageline_bench.gpu_check.shared_card import node_environment
 from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
 from stageline_bench.runtime.group.workload import Workload
 from stageline_runtime.ranks.rank_area import RankArea
-from stageline_runtime.stage.ranks.supervisor import VISIBLE_DEVICES, visible_device
+from stageline_runtime.stage.ranks.supervisor import VISIBLE_DEVICES
 
 RANKS = 2
 LONGEST_SECONDS = 400.0
@@ -42,18 +46,18 @@ class RankParts:
     """Two ranks on two devices, of a group or by themselves."""
 
     def __init__(self, directory: Path, shape: GroupShape = CUDA, num_devices: int | None = None) -> None:
-        """`shape` of one rank; `num_devices` None counts CUDA's."""
+        """`shape` of one rank; `num_devices` None counts CUDA's. Too few of them are shared (`shared_card`)."""
         self._directory = directory
         self._one_rank = shape
-        self._num_devices = num_devices
+        there = torch.cuda.device_count() if num_devices is None else num_devices
+        self._is_shared = there < RANKS
 
     def exchanges(self) -> Figures:
         """Every kind of exchange gives what it should, and how long a sum takes."""
-        self._need_devices()
         folder = self._directory / "rank-exchanges"
         folder.mkdir()
         area = RankArea.create(RANKS, 4096)
-        processes = [_start_rank(rank, area, folder) for rank in range(RANKS)]
+        processes = [self._start_rank(rank, area, folder) for rank in range(RANKS)]
         try:
             answers = [process.communicate(timeout=LONGEST_SECONDS) for process in processes]
         finally:
@@ -74,7 +78,6 @@ class RankParts:
         return self._same_answers("mixture", SMALL_MIXTURE, replace(self._two_devices(), expert=RANKS))
 
     def _same_answers(self, name: str, model: RandomModel, two_ranks: GroupShape) -> Figures:
-        self._need_devices()
         model_dir = self._model(name, model)
         with bench_group(self._one_rank, model_dir, self._directory / f"{name}-one-rank") as group:
             expected = group.run(SAME_TOKENS).outputs
@@ -87,7 +90,6 @@ class RankParts:
 
     def lost_rank(self) -> Figures:
         """A rank killed amid exchanges: its stage ends, and says which rank it was."""
-        self._need_devices()
         folder = self._directory / "lost-rank"
         try:
             two_ranks = replace(self._two_devices(), tensor=RANKS)
@@ -106,31 +108,32 @@ class RankParts:
         return {"named": f"stage 0, rank {words.rank}"}
 
     def _two_devices(self) -> GroupShape:
-        visible = (",".join(map(str, range(RANKS))),)
-        return replace(self._one_rank, name="two ranks", visible_devices=visible)
+        two = replace(self._one_rank, name="two ranks", visible_devices=(",".join(self._devices()),))
+        return replace(two, stage_command=SHARED_CARD) if self._is_shared else two
 
-    def _need_devices(self) -> None:
-        there = torch.cuda.device_count() if self._num_devices is None else self._num_devices
-        if there < RANKS:
-            raise SkipSectionError(f"needs {RANKS} devices, of which NCCL takes one rank each; {there} is there")
+    def _devices(self) -> tuple[str, ...]:
+        """What each rank sees."""
+        return tuple("0" if self._is_shared else str(rank) for rank in range(RANKS))
+
+    def _start_rank(self, rank: int, area: int, folder: Path) -> "subprocess.Popen[bytes]":
+        given = {env.STAGE_RANK: str(rank), env.RANK_AREA: str(area), env.RANK_STORE: str(folder / "meeting")}
+        given |= {VISIBLE_DEVICES: self._devices()[rank]}
+        if self._is_shared:
+            given |= node_environment(f"rank-{rank}")
+        return subprocess.Popen(
+            [sys.executable, "-m", "stageline_bench.gpu_check.rank_exchanges"],
+            env={**os.environ, **given},
+            pass_fds=(area,),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+        )
 
     def _model(self, name: str, model: RandomModel) -> Path:
         directory = self._directory / name
         if not (directory / "model.safetensors").exists():
             write_random_model(directory, model, torch.device("cpu"))
         return directory
-
-
-def _start_rank(rank: int, area: int, folder: Path) -> "subprocess.Popen[bytes]":
-    given = {env.STAGE_RANK: str(rank), env.RANK_AREA: str(area), env.RANK_STORE: str(folder / "meeting")}
-    return subprocess.Popen(
-        [sys.executable, "-m", "stageline_bench.gpu_check.rank_exchanges"],
-        env={**os.environ, **given, VISIBLE_DEVICES: visible_device(rank, "cuda")[VISIBLE_DEVICES]},
-        pass_fds=(area,),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-    )
 
 
 def _last_rank(stage: int) -> int:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from stageline_runtime.models.cpu.row_modules import RmsNorm
 from stageline_runtime.models.device.row_operators import TritonRows
+from stageline_runtime.models.layers.row_modules import RmsNorm
 from stageline_runtime.models.protocol import CPU
 from stageline_runtime.models.rotary import rotate
 

@@ -1,4 +1,4 @@
-"""Runs the parts of the check in turn and shows their outcomes as the table of docs/gpu.md.
+"""Runs the parts of the check in turn and shows their outcomes as the table of docs/dev/gpu-check.md.
 
 Each part ends passed, failed or skipped with a reason, and none stops the rest: one that hangs is given up. Only a part
 whose library never returns to Python takes the check with it (`_given_up_after`).

@@ -58,7 +58,6 @@ def bench() -> None:
 @click.option("--max-num-batched-tokens", type=click.IntRange(1), default=512)
 @click.option("--seed", type=int, default=0)
 @click.option("--rounds", type=click.IntRange(1), default=5)
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the last steps as an SVG.")
 def offline(
     source: str,
     cache_dir: Path,
@@ -67,7 +66,6 @@ def offline(
     rounds: int,
     requests: int,
     seed: int,
-    picture: Path | None,
     **rest: Any,
 ) -> None:
     """One group, without HTTP: rate, bubble, bottleneck share, imbalance and host overhead of every round."""
@@ -78,9 +76,7 @@ def offline(
     with tempfile.TemporaryDirectory() as scratch:
         model = prepared_model(source, cache_dir)
         directory = Path(scratch)
-        result = run_offline(
-            model, shape, workload, rounds=rounds, directory=directory, say=click.echo, picture=picture
-        )
+        result = run_offline(model, shape, workload, rounds=rounds, directory=directory, say=click.echo)
         keep(result, results, page)
 
 
@@ -205,7 +201,7 @@ def draft_model(source: str, cache_dir: Path, results: Path, page: Path | None, 
 )
 @click.option("--rounds", type=click.IntRange(1), default=5)
 def paced_speculation(results: Path, page: Path | None, **rest: Any) -> None:
-    """Drafts of a known acceptance over stages that wait a fixed time: with chains, without, and no drafts."""
+    """Drafts of a known acceptance over stages that wait a fixed time, and no drafts."""
     check_context(INPUT_TOKENS, rest["output_tokens"], MAX_MODEL_LEN)
     with tempfile.TemporaryDirectory() as scratch:
         keep(run_paced_speculation(directory=Path(scratch), say=click.echo, **rest), results, page)

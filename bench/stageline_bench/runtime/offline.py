@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from stageline_bench.runtime.group.bench_group import GroupShape, bench_group
-from stageline_bench.runtime.group.group_picture import draw_group
 from stageline_bench.runtime.group.workload import Workload
 from stageline_bench.runtime.record.results import Result, round_figures, this_machine, today
 
@@ -18,12 +17,8 @@ def run_offline(
     rounds: int,
     directory: Path,
     say: Callable[[str], None],
-    picture: Path | None = None,
 ) -> Result:
-    """A round to warm up, then `rounds` that count; each draws its prompts from a seed of its own.
-
-    `picture`: an SVG of the busiest steps of the last round.
-    """
+    """A round to warm up, then `rounds` that count; each draws its prompts from a seed of its own."""
     machine = this_machine()
     measured = []
     with bench_group(shape, model_dir, directory) as group:
@@ -32,9 +27,6 @@ def run_offline(
             figures = round_figures(group.run(workload.with_seed(workload.seed + index)))
             measured.append(figures)
             say(f"round {index + 1}/{rounds}: {_line(figures)}")
-        if picture is not None:
-            draw_group(group, picture)
-            say(f"{picture}: the busiest steps of the last round, drawn")
     return Result(
         program="offline",
         date=today(),

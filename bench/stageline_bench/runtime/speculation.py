@@ -22,20 +22,16 @@ from stageline_bench.runtime.record.others import OthersClock
 from stageline_bench.runtime.record.results import Result, Target, this_machine, today
 from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.speculation.step_cost import StepCost
 
 PROMPTS = Path(__file__).with_name("speculation_prompts.json")
 FLOORS = {"repeat": 2.0, "spelling": 2.0, "rename": 1.3, "summary": 1.2, "json": 0.97, "chat": 0.97}
 WRONG_FLOOR, FULL_FLOOR = 0.93, 0.98
-PACED_FLOOR, CHAIN_FLOOR, PACED_ACCEPTANCE = 2.5, 1.2, 0.7
-LENGTHS = (0, 1, 3, 7, 15)
-"""Drafts of a row that may be best: with the newest token they fill a padded size."""
-CHAIN_SHARE = 0.95
-"""Of what chains can win at most, where that is less than their floor: asked for in its place."""
+PACED_FLOOR, PACED_ACCEPTANCE = 2.2, 0.7
+"""At 20 ms a step and 1 ms a token 2.36 is the most that any lengths of rows win."""
 FLOOR_STAGES, PACED_FLOOR_STAGES = 2, 4
 """Pipeline lengths that floors are for."""
 FULL_REQUESTS = 16
-PLAIN, DRAFTS, WRONG, NO_CHAINS = "plain", "drafts", "wrong", "no chains"
+PLAIN, DRAFTS, WRONG = "plain", "drafts", "wrong"
 DRAFTING = SpeculativeConfig()
 
 
@@ -101,7 +97,7 @@ def run_paced_speculation(
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
-    """One request over stages that wait instead of computing: no drafts, drafts without chains, and with them.
+    """One request over stages that wait instead of computing, without drafts and with them.
 
     `stages`: lengths of the pipelines that are measured, one after the other; their stages share `cores`.
     `seconds_per_token`: what a row's tokens may cost, each measured with all lengths.
@@ -114,12 +110,11 @@ def run_paced_speculation(
     for length, token_seconds in product(stages, seconds_per_token):
         command = ("-m", "stageline_bench.runtime.group.paced_stage", str(seconds_per_step), str(token_seconds))
         is_first = token_seconds == seconds_per_token[0]
-        cases = paced_cases(order, length, seconds_per_step, token_seconds, has_drafts_floor=is_first)
+        cases = (paced_case(order, length, token_seconds, has_floor=is_first),)
         stage_cores = [cores[stage % len(cores)] for stage in range(length)]
         shapes = {
-            name: replace(shape, stage_command=command, engine_options=() if name == PLAIN else (*scripted, *options))
-            for name, options in {PLAIN: (), DRAFTS: (), NO_CHAINS: ("--no-chains",)}.items()
-            for shape in (_shape(name, stage_cores, "bfloat16"),)
+            name: replace(_shape(name, stage_cores, "bfloat16"), stage_command=command, engine_options=options)
+            for name, options in {PLAIN: (), DRAFTS: scripted}.items()
         }
         place = directory / f"{length}-{token_seconds}"
         model_dir = write_paced_model(place / "model", length)
@@ -142,30 +137,11 @@ def run_paced_speculation(
     )
 
 
-def paced_cases(
-    order: RoundOrder, stages: int, seconds_per_step: float, token_seconds: float, *, has_drafts_floor: bool
-) -> tuple[Case, ...]:
-    """Of a pipeline of `stages` stages; only one of four has floors, longer ones are there to be read."""
-    where = f"paced, P = {stages}, {token_seconds * 1e3:g} ms a token"
-    is_floored = stages == PACED_FLOOR_STAGES
-    drafts = {DRAFTS: PACED_FLOOR} if is_floored and has_drafts_floor else {}
-    chains = {DRAFTS: chain_floor(stages, seconds_per_step, token_seconds)} if is_floored else {}
-    return (
-        Case(f"{where}, with drafts", order, (PLAIN, DRAFTS), drafts),
-        Case(f"{where}, chains", order, (NO_CHAINS, DRAFTS), chains),
-    )
-
-
-def chain_floor(stages: int, seconds_per_step: float, token_seconds: float) -> float:
-    """What chains have to win over the same drafts without: `CHAIN_FLOOR`, or nearly all where there is less to win.
-
-    How much there is follows from what a step and a token cost. Chains of equal rows are counted; a search over all
-    sequences of rows (`tests/support/oracles/best_rows.py`) finds none that are better by a hundredth.
-    """
-    cost = StepCost(stages * seconds_per_step, stages * token_seconds)
-    single, chained = (max(cost.rate(1, size, PACED_ACCEPTANCE, depth) for size in LENGTHS) for depth in (1, stages))
-    most = chained / single
-    return CHAIN_FLOOR if most >= CHAIN_FLOOR else round(CHAIN_SHARE * most, 3)
+def paced_case(order: RoundOrder, stages: int, token_seconds: float, *, has_floor: bool) -> Case:
+    """Of a pipeline of `stages` stages; only one of four has a floor, longer ones are there to be read."""
+    floors = {DRAFTS: PACED_FLOOR} if has_floor and stages == PACED_FLOOR_STAGES else {}
+    name = f"paced, P = {stages}, {token_seconds * 1e3:g} ms a token, with drafts"
+    return Case(name, order, (PLAIN, DRAFTS), floors)
 
 
 def _shape(name: str, cores: Sequence[int], dtype: str) -> GroupShape:

@@ -51,8 +51,11 @@ def load_manifests(path: Path) -> LoadResult:
     return LoadResult(tuple(models), tuple(problems), tuple(numbers))
 
 
-def parse_manifest(document: Any) -> PipelineModel | list[FieldProblem]:
-    """One document as a PipelineModel, or everything that is wrong with it (never an empty list)."""
+def parse_manifest(document: Any, *, ignores_unknown: bool = False) -> PipelineModel | list[FieldProblem]:
+    """One document as a PipelineModel, or everything that is wrong with it (never an empty list).
+
+    `ignores_unknown` is for what an API server has accepted: fields that this version doesn't know are a newer one's.
+    """
     if not isinstance(document, dict):
         rule = f"must be a mapping with apiVersion, kind, metadata and spec, not {show_value(document)}"
         return [FieldProblem(path="", rule=rule)]
@@ -66,7 +69,7 @@ def parse_manifest(document: Any) -> PipelineModel | list[FieldProblem]:
     if wrong_kind:
         return wrong_kind  # its other fields follow other rules
     try:
-        return PipelineModel.model_validate(document)
+        return (PipelineModel.read_accepted if ignores_unknown else PipelineModel.model_validate)(document)
     except ValidationError as error:
         return problems_of(error, PipelineModel)
 

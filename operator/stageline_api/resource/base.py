@@ -6,7 +6,7 @@ as the API server refuses it, so that a file means the same thing here and in a 
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator
 from pydantic.alias_generators import to_camel
@@ -28,6 +28,14 @@ class SpecBase(BaseModel):
         if value is None:
             raise ValueError("leave the field out to get its default")
         return value
+
+    @classmethod
+    def read_accepted(cls, value: Any) -> Self:
+        """Read what an API server has accepted: fields that this version doesn't know are a newer one's.
+
+        Raises `ValidationError`.
+        """
+        return cls.model_validate(value, extra="ignore")
 
 
 def cel(rule: str, message: str, field_path: str | None = None) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.placing.gang import GANG_RULES, gang_problems
 from stageline_api.resource.placing.placement import NetworkSpec, PlacementSpec
 from stageline_api.resource.placing.tls import TLS_RULES, tls_problems
-from stageline_api.resource.placing.transport import TRANSPORT_RULES, transport_problems
 from stageline_api.resource.pods.pod import StageSpec
 from stageline_api.resource.pods.template import TemplateSpec
 from stageline_api.resource.serving.engine import (
@@ -134,8 +133,10 @@ _STAGES_RULES: Final = (
 class PipelineModelSpec(SpecBase):
     """What a person wants."""
 
-    model: ModelSpec = Field(description="Which model to serve, where it comes from and where it is cached. Required.")
-    engine: EngineSpec = Field(default=EngineSpec(), description="How the model is run: precision, lengths, batch.")
+    model: ModelSpec = Field(description="The model: its source, its name and its cache. Required.")
+    engine: EngineSpec = Field(
+        default=EngineSpec(), description=("How the model runs: engine, number format, lengths, batch size.")
+    )
     parallelism: ParallelismSpec = Field(
         default=ParallelismSpec(), description="How one group divides the model. By default one stage holds all of it."
     )
@@ -143,51 +144,48 @@ class PipelineModelSpec(SpecBase):
         default=(),
         max_length=MOST_STAGES,
         description=(
-            "What differs between stages, in pipeline order. By default all are alike and the engine cuts the layers. "
-            "When given, its length must equal `parallelism.pipeline`."
+            "Differences between stages, in pipeline order. By default all stages are alike and the engine cuts the "
+            "layers. If set, its length must equal `parallelism.pipeline`."
         ),
     )
-    template: TemplateSpec = Field(default=TemplateSpec(), description="What all stage pods have in common.")
-    placement: PlacementSpec = Field(default=PlacementSpec(), description="Which nodes the stages of one group share.")
+    template: TemplateSpec = Field(default=TemplateSpec(), description="Settings that all stage pods share.")
+    placement: PlacementSpec = Field(default=PlacementSpec(), description="Which nodes the stages of one group use.")
     network: NetworkSpec = Field(default=NetworkSpec(), description="The network between stages.")
     replicas: int = Field(
         default=1,
         ge=0,
         le=MOST_REPLICAS,
         description=(
-            "Number of groups: whole copies of the pipeline, each of `parallelism.pipeline` pods, that share the "
-            "requests. With 0 there is none, and the gateway lets requests wait for one (`--start-hold-seconds`). "
-            "Default 1, between 0 and 64. `kubectl scale` sets it, and the operator does with `autoscaling`."
+            "Number of groups. A group is a whole copy of the pipeline, with `parallelism.pipeline` pods; requests "
+            "are spread over groups. With 0 there is none, and the gateway holds requests until one is ready "
+            "(`--start-hold-seconds`). Default 1, between 0 and 64. Also set by `kubectl scale`, and by the operator "
+            "with `autoscaling`."
         ),
     )
     autoscaling: AutoscalingSpec | None = Field(
         default=None,
         description=(
-            "The operator sets `replicas` by the engines' own queues; where an autoscaler of the cluster does, leave "
-            "this out. Default: the operator never sets it."
+            "The operator sets `replicas` from the engines' queues. Leave it out if another autoscaler sets "
+            "`replicas`. Default: no autoscaling."
         ),
     )
     suspend: bool = Field(
         default=False,
         description=(
-            "Drains and removes all groups and keeps the rest, until it is false again. Default false. What was "
-            "downloaded stays where a cache outlives its pods."
+            "Drains and removes all groups and keeps all other objects, until it is false again. Downloaded weights "
+            "stay if the cache outlives its pods. Default false."
         ),
     )
     rollout: RolloutSpec = Field(
-        default=RolloutSpec(), description="How a change of the template reaches the groups, in whole groups."
+        default=RolloutSpec(), description="How a change of the template is rolled out, by whole groups."
     )
-    restart: RestartSpec = Field(
-        default=RestartSpec(), description="How often and how soon a failed group is replaced."
-    )
+    restart: RestartSpec = Field(default=RestartSpec(), description="Restart budget and back-off of a failed group.")
     timeouts: TimeoutsSpec = Field(
         default=TimeoutsSpec(), description="How long each phase may take before it counts as failed."
     )
 
     model_config = ConfigDict(
-        json_schema_extra=cel_extra(
-            *STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES, *GANG_RULES, *TLS_RULES, *TRANSPORT_RULES
-        )
+        json_schema_extra=cel_extra(*STAGE_POD_RULES, *_STAGES_RULES, *ENGINE_RULES, *GANG_RULES, *TLS_RULES)
     )
 
     @model_validator(mode="after")
@@ -274,7 +272,6 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
     problems += stage_pod_problems(spec.engine, spec.parallelism, spec.template, spec.network, spec.stages)
     problems += gang_problems(spec.placement.gang, spec.template)
     problems += tls_problems(spec.network, spec.engine, spec.parallelism)
-    problems += transport_problems(spec.network, spec.engine)
     speculative = spec.engine.speculative
     drafts_on_devices = speculative is not None and speculative.method == "draft" and spec.engine.device == "cuda"
     if drafts_on_devices and spec.parallelism.devices_per_stage != 1:

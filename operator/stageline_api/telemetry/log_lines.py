@@ -15,7 +15,7 @@ from typing import Any, Final
 from pythonjsonlogger.json import JsonFormatter
 
 CONTEXT_FIELDS: Final = (
-    "namespace", "model", "group", "incarnation", "stage", "rank", "worker", "request_id", "client_request_id",
+    "namespace", "model", "group", "incarnation", "stage", "rank", "request_id", "client_request_id",
 )  # fmt: skip
 """Who writes, or of whom. `model` is the PipelineModel's name; `request_id` is Stageline's own, the same in gateway and
 engine, and `client_request_id` what the client called it in `X-Request-Id`."""
@@ -51,23 +51,15 @@ class JsonLines(JsonFormatter):
 
 
 class TextLines(logging.Formatter):
-    """For people. What a line is about stands at its end; who writes is said by the file that it is in.
+    """For people. What a line is about stands at its end; the file's name says which process writes."""
 
-    Only workers of one gateway write into one file.
-    """
-
-    def __init__(self, identity: Fields, *, hides_values: bool) -> None:
+    def __init__(self, *, hides_values: bool) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
-        self._identity = identity
         self._hides_values = hides_values
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        about = "".join(f" {name}={value!r}" for name, value in fields_of(record, self._within_file).items())
+        about = "".join(f" {name}={value!r}" for name, value in fields_of(record, {}).items())
         return super().formatMessage(record) + about
-
-    @property
-    def _within_file(self) -> Fields:
-        return {name: value for name, value in self._identity.items() if name == "worker"}
 
     def formatException(self, ei: ErrorInfo) -> str:  # noqa: N802 - logging's name
         return without_texts(ei) if self._hides_values else super().formatException(ei)

@@ -65,8 +65,10 @@ def configure_logging(component: str, settings: LogSettings, *, hides_values: bo
     _identity.clear()
     identify(component=component)
     handler = logging.StreamHandler(sys.stderr)
-    lines = JsonLines if settings.is_json else TextLines
-    handler.setFormatter(lines(_identity, hides_values=hides_values))
+    lines = (
+        JsonLines(_identity, hides_values=hides_values) if settings.is_json else TextLines(hides_values=hides_values)
+    )
+    handler.setFormatter(lines)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
     _set_level(settings.level)

@@ -39,7 +39,7 @@ class TimelineStep(BaseModel):
     seq: int
     cohort: int
     kind: str
-    """Kind of compute; empty for a plan that was not computed: a heartbeat, or one that was cancelled."""
+    """Kind of compute; empty for a heartbeat, which computes nothing."""
     rows: int
     tokens: int
     """Padding left out."""
@@ -50,8 +50,6 @@ class TimelineStep(BaseModel):
     end_nanoseconds: int
     drafts: int = 0
     """Drafts that its rows verify, of `tokens`."""
-    dead: bool = False
-    """Nothing of it counts: it was cancelled before this stage began it, or the last stage found its guesses wrong."""
 
     @property
     def begin_nanoseconds(self) -> int:

@@ -44,12 +44,10 @@ from stageline_local.session.session import SessionOptions
 @click.option("--cache", type=click.Path(path_type=Path), help="Model cache. Default: ~/.cache/stageline.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Logs and state. Default: ~/.local/state/stageline.")
 @click.option("--once", metavar="PROMPT", help="Answer one prompt on stdout at temperature 0, then end.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Longest answer of --once, in tokens.")
-@click.option("--detach", is_flag=True, help="Go to the background once ready; `stageline down` ends it.")
-@click.option("--timeout-seconds", type=click.FloatRange(min=0, min_open=True), help="Give up when not ready by then.")
-@click.option(
-    "--monitor", is_flag=True, help="Also run Prometheus with the shipped rules, and a page that draws the boards."
-)
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum tokens of the answer of --once.")
+@click.option("--detach", is_flag=True, help="Run in the background once ready; `stageline down` stops it.")
+@click.option("--timeout-seconds", type=click.FloatRange(min=0, min_open=True), help="Fail if not ready by then.")
+@click.option("--monitor", is_flag=True, help="Also run Prometheus with the shipped rules, and a page with the boards.")
 @click.option(
     "--monitor-port",
     type=click.IntRange(1, 65534),
@@ -62,9 +60,9 @@ from stageline_local.session.session import SessionOptions
     type=click.FloatRange(1, 1000),
     default=1.0,
     show_default=True,
-    help="For drills: alerts hold for so many times shorter before they fire.",
+    help="Divide every alert's `for` by this, for drills.",
 )
-@click.option("--plain", is_flag=True, help="Plain lines, also on a terminal.")
+@click.option("--plain", is_flag=True, help="Print plain lines on a terminal too.")
 def up(
     file: Path,
     port: int,

@@ -26,7 +26,7 @@ _LOOK_SECONDS: Final = 0.05
     type=click.FloatRange(min=0),
     default=120.0,
     show_default=True,
-    help="How long to wait for answers in progress and for the processes to end.",
+    help="Seconds to wait for running answers and processes.",
 )
 def down(target: str | None, end_all: bool, state_dir: Path | None, timeout_seconds: float) -> int:
     """End the model called NAME, or the one in FILE; without either, the only one that is up."""

@@ -56,17 +56,19 @@ def refuse_no_groups(model: PipelineModel) -> None:
         raise UserError(f"spec.replicas: 0 is not allowed here: {rule}", 2)
 
 
-def with_shared_cores(images: LocalImages, model: PipelineModel) -> LocalImages:
-    """The same, where groups share this machine: each stage gets its part of the cores, unless the caller has set it.
+def with_shared_machine(images: LocalImages, model: PipelineModel) -> LocalImages:
+    """The same, where groups share this machine: each gets its part of the cores and of the memory.
 
     A stage counts the stages of its own group alone. Several groups with as many threads each as there are cores wait
-    for each other most of the time.
+    for each other most of the time, and with a cache each of all that is free they run out of memory.
     """
-    if model.spec.replicas < 2 or THREADS in images.env:
+    groups = model.spec.replicas
+    if groups < 2:
         return images
-    stages = model.spec.replicas * model.spec.parallelism.pipeline
+    stages = groups * model.spec.parallelism.pipeline
     threads = max(1, len(os.sched_getaffinity(0)) // stages)
-    return replace(images, env={**images.env, THREADS: str(threads)})
+    parts = {THREADS: str(threads), env.GROUPS_ON_MACHINE: str(groups)}
+    return replace(images, env={**parts, **images.env})
 
 
 def token_secret(model: PipelineModel, environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ from stageline_local.node.pod_status import Terminated
 from stageline_local.node.process_node import ProcessNode
 from stageline_local.node.supervised_process import SupervisedProcess
 from stageline_local.session.endpoints_file import group_endpoints, write_endpoints
-from stageline_local.session.local_overrides import LOCAL_IMAGE, THIS_MACHINE, with_shared_cores
+from stageline_local.session.local_overrides import LOCAL_IMAGE, THIS_MACHINE, with_shared_machine
 from stageline_local.session.object_store import ObjectStore
 from stageline_local.session.reconcile import Reconciler
 from stageline_local.session.stage_polling import Readings, poll
@@ -91,7 +91,7 @@ class LocalSession:
         store.apply(build_engine_keys_secret(model, self._engine_key))
         for secret in given_secrets:
             store.apply(secret)
-        images = with_shared_cores(options.images, model)
+        images = with_shared_machine(options.images, model)
         self.node = ProcessNode(options.state_dir, store, images, self._pods_changed)
         admin_port = None if options.monitor is None else _port_for_metrics(options)
         self.watcher = watcher_of(model, options.monitor, options.state_dir, admin_port, on_prometheus_end)

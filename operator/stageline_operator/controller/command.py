@@ -74,7 +74,7 @@ def _peers(_: click.Context, option: click.Parameter, given: str | None) -> tupl
               help="Default: $KUBECONFIG, then the pod's service account, then ~/.kube/config.")  # fmt: skip
 @click.option("--context", help="Context of the kubeconfig. Default: its current one.")
 @click.option("--image", required=True, envvar="STAGELINE_IMAGE",
-              help="Image of stage pods whose PipelineModel names none.")  # fmt: skip
+              help="Default image of stage pods.")  # fmt: skip
 @click.option("--leader-elect/--no-leader-elect", default=True, show_default=True,
               help="Act only while holding a Lease, so that several replicas may run.")  # fmt: skip
 @click.option("--lease-namespace", envvar="POD_NAMESPACE", help="Default: the pod's own namespace, else default.")
@@ -84,7 +84,7 @@ def _peers(_: click.Context, option: click.Parameter, given: str | None) -> tupl
     "--metrics-from",
     callback=_peers,
     metavar="JSON",
-    help="Who may scrape stages and engines: a list of NetworkPolicy peers. "
+    help="NetworkPolicy peers that may scrape stages and engines. "
     "Default: pods labelled app.kubernetes.io/name=prometheus in any namespace.",
 )
 @click.option(
@@ -100,21 +100,21 @@ def _peers(_: click.Context, option: click.Parameter, given: str | None) -> tupl
     callback=_pairs(_TRACING_NAME, _ANYTHING, "OTEL_NAME=VALUE"),
     multiple=True,
     metavar="OTEL_NAME=VALUE",
-    help="OpenTelemetry's variable for engines, such as OTEL_EXPORTER_OTLP_ENDPOINT. May be repeated.",
+    help="OpenTelemetry variable of engines, such as OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
 @click.option("--gpu-runtime-class", default="", metavar="NAME",
-              help="Runtime class of pods with `engine.device: cuda` whose PipelineModel names none.")  # fmt: skip
+              help="Default runtime class of stage pods that use GPUs.")  # fmt: skip
 @click.option("--vllm-image", default="", metavar="IMAGE",
-              help="vLLM's own image, for stages of `engine.name: vllm` whose PipelineModel names none. "
-                   "Default: that of --image, which then has to hold vLLM.")  # fmt: skip
+              help="Default image of stages with `engine.name: vllm`. "
+                   "Default: --image, which must then hold vLLM.")  # fmt: skip
 @click.option("--vllm-files-image", default="", metavar="IMAGE",
-              help="Image of the init container that brings Stageline to it. Default: that of --image.")  # fmt: skip
+              help="Image of the init container that adds Stageline to it. Default: --image.")  # fmt: skip
 @click.option("--metrics-port", type=click.IntRange(0, 65535), default=ports.OPERATOR_METRICS, show_default=True,
               help="Their port; 0 picks a free one and logs it.")  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 64), default=8, show_default=True,
               help="PipelineModels reconciled at the same time.")  # fmt: skip
 @click.option("--relist-seconds", type=click.FloatRange(min=5), default=300.0, show_default=True,
-              help="How often everything watched is compared with a full list.")  # fmt: skip
+              help="Seconds between full lists of everything watched.")  # fmt: skip
 @click.option("--log-format", type=click.Choice(FORMATS), default="auto", show_default=True, envvar=env.LOG_FORMAT,
               show_envvar=True, help="auto: text on a terminal, JSON elsewhere.")  # fmt: skip
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True, envvar=env.LOG_LEVEL,

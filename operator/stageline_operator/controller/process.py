@@ -12,8 +12,7 @@ from typing import Any, Final
 from kubernetes.aio.client import Configuration
 
 from stageline_kubernetes.client import KubeApi
-from stageline_operator.controller.client.resources import ModelKey
-from stageline_operator.controller.lead.claims import Claims
+from stageline_operator.controller.client.resources import RESOURCE_OF_KIND, ModelKey
 from stageline_operator.controller.lead.leader import Leadership
 from stageline_operator.controller.loop.autoscaler import Autoscaler
 from stageline_operator.controller.loop.cluster_view import ClusterView
@@ -21,18 +20,16 @@ from stageline_operator.controller.loop.event_recorder import EventRecorder
 from stageline_operator.controller.loop.reconciler import Reconciler
 from stageline_operator.controller.loop.work_queue import WorkQueue
 from stageline_operator.controller.loop.workers import Workers
-from stageline_operator.controller.preflight import RightsGrantedError, until_granted, watchable_resources
-from stageline_operator.controller.settings import FIELD_MANAGER, OperatorSettings
+from stageline_operator.controller.settings import FIELD_MANAGER, WRITE_TIMEOUT_SECONDS, OperatorSettings
 from stageline_operator.controller.telemetry import metric_names as names
 from stageline_operator.controller.telemetry.http_endpoints import HttpEndpoints
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.telemetry.model_gauges import Reading
 from stageline_operator.controller.view.gang_view import GangView
-from stageline_operator.controller.view.missing_rights import MissingRights
+from stageline_operator.controller.view.model_watch import ModelWatch
 from stageline_operator.controller.view.object_cache import ObjectCache
-from stageline_operator.controller.view.pod_troubles import PodTroubles
-from stageline_operator.controller.view.stage_layers import StageLayers
-from stageline_operator.controller.view.watch_source import WatchSource
+from stageline_operator.controller.view.pod_poller import PodPoller
+from stageline_operator.controller.view.unreadable import Unreadable
 from stageline_operator.planner.types import PodHost, Setting, VllmImages, component_peers
 
 STUCK_SECONDS: Final = 120.0
@@ -58,8 +55,9 @@ class OperatorProcess:
         times = settings.lease_times
         self._api = KubeApi(
             configuration,
-            times.longest_write_seconds,
+            WRITE_TIMEOUT_SECONDS,
             before_write=self._check,
+            during_write=self._check_lease,
             on_call=self.metrics.count_call,
             user_agent=FIELD_MANAGER,
         )
@@ -72,16 +70,14 @@ class OperatorProcess:
             user_agent=FIELD_MANAGER,
         )
         self.leadership = (
-            None
-            if settings.lease is None
-            else Leadership(self._lease_api, settings.lease, times, settings.identity, settings.namespaces)
+            None if settings.lease is None else Leadership(self._lease_api, settings.lease, times, settings.identity)
         )
         self.queue = WorkQueue()
         self.cache = ObjectCache(self._changed)
-        self._missing_rights = MissingRights()
-        self._gangs = GangView(self._api, self.cache, settings.namespaces, self._missing_rights)
-        self._view: ClusterView | None = None
-        self._source: WatchSource | None = None
+        self._unreadable = Unreadable()
+        self._gangs = GangView(self._api, self.cache, settings.namespaces, self._unreadable)
+        seen = (self.metrics, self._gangs, self._unreadable, self._changed)
+        self._view = ClusterView(self._api, self.cache, settings, *seen)
         self._workers: Workers | None = None
         self.endpoints = HttpEndpoints(self.metrics.registry, self._unhealthy, self._unready)
         self.metrics.expose(self.cache, self._readings)
@@ -110,59 +106,49 @@ class OperatorProcess:
             raise error
 
     async def _operate(self) -> None:
-        while True:
-            try:
-                await self._watch_and_act()
-            except RightsGrantedError as granted:
-                _log.warning("watching from the start: %s", granted)
-
-    async def _watch_and_act(self) -> None:
-        settings = self._settings
-        resources = await watchable_resources(self._api, settings.namespaces, self._missing_rights)
-        view = self._view = ClusterView(self._api, self.cache, resources, settings, self.metrics, self._gangs)
-        source = self._source = WatchSource(
-            self._configuration,
-            resources,
-            settings.namespaces,
-            view.take_event,
-            view.watching_started,
-            settings.identity,
+        watches = (
+            ModelWatch(
+                self._configuration,
+                self._api,
+                feed.place.namespace,
+                feed.heard,
+                feed.watch_failed,
+                relist,
+                self._settings.identity,
+            ).run()
+            for feed, relist in self._view.models()
         )
-        granted = until_granted(self._api, settings.namespaces, self._missing_rights)
-        await _together(source.run(), view.run(), self._compete(view), granted)
+        await _together(self._view.run(), self._compete(), *watches)
 
-    async def _compete(self, view: ClusterView) -> None:
-        async def lead() -> None:
-            await self._lead(view)
-
+    async def _compete(self) -> None:
         if self.leadership is None:
-            await lead()
+            while not self._view.serves:
+                await self._view.next_verdict()
+            await self._lead()
         else:
-            await self.leadership.run(lead)
+            await self.leadership.run(self._lead, lambda: self._view.serves)
 
-    async def _lead(self, view: ClusterView) -> None:
+    async def _lead(self) -> None:
         """Act, until cancelled."""
         # What an earlier leader wrote is in it.
-        await view.list_everything()
+        await self._view.list_everything()
         events = EventRecorder(self._api, self._settings.identity)
-        layers = StageLayers(self.cache, self._changed)
-        troubles = PodTroubles(self._api, self.cache, self._changed)
-        setting = _planner_setting(self._settings)
-        claims = Claims(self._api, self._settings.lease)
-        parts = (view, setting, events, self.metrics, layers, troubles, claims, self._gangs, self._missing_rights)
-        reconciler = Reconciler(self._api, self.cache, *parts)
-        workers = self._workers = Workers(self.queue, reconciler.reconcile, self.cache, events, self.metrics)
-        autoscaler = Autoscaler(self._api, self.cache, events, claims)
+        poller = PodPoller(self._api, self.cache, self._changed)
+        parts = (_planner_setting(self._settings), events, self.metrics, poller)
+        reconciler = Reconciler(self._settings, self._api, self.cache, self._view, *parts)
+        workers = self._workers = Workers(self.queue, reconciler.reconcile, self.metrics)
+        autoscaler = Autoscaler(self._settings, self._api, self.cache, events, poller)
         self._is_acting = True
         for key in self.cache.model_keys():
             self.queue.add(key)
         try:
             passes = (workers.run() for _ in range(self._settings.workers))
-            await _together(events.run(), layers.run(), troubles.run(), autoscaler.run(), self._gangs.run(), *passes)
+            await _together(events.run(), poller.run(), autoscaler.run(), self._gangs.run(), *passes)
         finally:
             self._is_acting = False
             self._workers = None
             self.queue.clear()
+            await poller.close()
 
     async def _finish_passes(self) -> None:
         if self._workers is not None:
@@ -176,9 +162,12 @@ class OperatorProcess:
             self.queue.add(key)
 
     def _check(self, what: str) -> None:
+        self._check_lease(what)
+        self._before_write(what)
+
+    def _check_lease(self, what: str) -> None:
         if self.leadership is not None:
             self.leadership.check(what)
-        self._before_write(what)
 
     def _unhealthy(self) -> str:
         longest = self._longest_pass_seconds()
@@ -188,10 +177,7 @@ class OperatorProcess:
         return 0.0 if self._workers is None else self._workers.longest_pass_seconds()
 
     def _unready(self) -> str:
-        if self._view is None or self._source is None or not self._view.synced.is_set():
-            return "the cluster has not been listed yet"
-        # Without a watch a replica hears of changes minutes late, and a leader reacts to them as late.
-        return self._source.problem()
+        return self._view.problem()
 
     def _readings(self) -> Iterator[Reading]:
         yield names.QUEUE_DEPTH, (), float(len(self.queue))
@@ -199,8 +185,10 @@ class OperatorProcess:
         yield names.LONGEST_PASS, (), self._longest_pass_seconds()
         for namespace in self._settings.gateway_urls:
             yield names.GATEWAY_EXPECTED, (namespace,), 1.0
-        for plural, seconds in ({} if self._view is None else self._view.ages_seconds()).items():
+        for plural, seconds in self._view.ages_seconds().items():
             yield names.WATCH_AGE, (plural,), seconds
+        for kind, namespace in self._unreadable.all():
+            yield names.UNREADABLE, (namespace, RESOURCE_OF_KIND[kind].plural), 1.0
 
 
 def _planner_setting(settings: OperatorSettings) -> Setting:

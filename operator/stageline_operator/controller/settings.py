@@ -6,19 +6,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from stageline_api import ports
+from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_operator.planner.types import ANY_PROMETHEUS
 
 FIELD_MANAGER: Final = "stageline-operator"
 """The one field manager of everything applied, and the reporting controller of every Event."""
 
 
+WRITE_TIMEOUT_SECONDS: Final = 35.0
+"""For writes by the lease's holder. The API server gives a request 34 s, of which an admission webhook may take 30."""
+
+
 @dataclass(frozen=True)
 class LeaseTimes:
     """Who may act when. A dead leader is replaced at most `duration + retry` after its last renewal.
 
-    A leader stops acting `renew_deadline` after its last renewal began, and no write of its may be on the wire for
-    longer than `longest_write`: `renew_deadline + longest_write < duration`, so a lease that can be taken has no
-    holder that still acts.
+    A leader stops acting `renew_deadline` after its last renewal began, and a write that is on the wire then is
+    abandoned within `longest_write`: `renew_deadline + longest_write < duration`, so a lease that can be taken has no
+    holder that still acts. While the lease is held a write may take longer.
     """
 
     duration_seconds: float = 10.0
@@ -38,6 +43,9 @@ class LeaseName:
     namespace: str
     name: str = "stageline-operator"
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 @dataclass(frozen=True)
 class OperatorSettings:
@@ -56,7 +64,7 @@ class OperatorSettings:
     tracing_env: Mapping[str, str] = field(default_factory=dict)
     """OTEL_* variables of engine containers."""
     gpu_runtime_class: str = ""
-    """Runtime class of stage pods that compute on GPUs, where their model names none."""
+    """Runtime class of stage pods that use GPUs, if their model names none."""
     vllm_image: str = ""
     """Image of stages that vLLM runs, where their model names none: vLLM's own."""
     vllm_files_image: str = ""
@@ -67,6 +75,16 @@ class OperatorSettings:
     context: str | None = None
     lease: LeaseName | None = None
     """None: this is the only replica, and it acts without asking."""
+
+    @property
+    def claim(self) -> str:
+        """`status.operator` of the models that this installation acts on; empty for one without a Lease."""
+        return "" if self.lease is None else str(self.lease)
+
+    def is_anothers(self, status: PipelineModelStatus) -> bool:
+        """Whether the model with this status is another installation's."""
+        return self.claim != "" and status.operator not in ("", self.claim)
+
     lease_times: LeaseTimes = field(default_factory=LeaseTimes)
     metrics_host: str = "0.0.0.0"
     metrics_port: int = ports.OPERATOR_METRICS

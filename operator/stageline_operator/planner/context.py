@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -10,7 +11,8 @@ from stageline_api import labels
 from stageline_api.resource.life.status import GroupStatus
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.objects.identity import SHAPELESS_FIELDS, revision_of
-from stageline_operator.planner.types import Observed, Setting
+from stageline_operator.planner.objects.vllm_stage import is_vllm
+from stageline_operator.planner.types import Observed, Setting, VllmImages
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Context:
         manifest = self.model.to_manifest()
         policies = {name: value for name, value in manifest["spec"].items() if name in SHAPELESS_FIELDS}
         try:
-            return PipelineModel.model_validate(manifest | {"spec": {**spec, **policies}})
+            return PipelineModel.read_accepted(manifest | {"spec": {**spec, **policies}})
         except ValidationError:
             return None  # written by another version of the operator, which allowed what this one refuses
 
@@ -59,3 +61,29 @@ class Context:
         """A number in [0, 1) that differs between groups and incarnations, and is the same in every pass."""
         who = f"{self.model.namespace}/{self.model.name}/{self.model.metadata.uid}/{group.index}/{group.incarnation}"
         return int.from_bytes(hashlib.sha256(who.encode()).digest()[:4]) / 2**32
+
+
+def images_to_record(context: Context, revision: str) -> dict[str, Any]:
+    """What the status of a group keeps for an incarnation that begins; of vLLM's only where it runs the stages.
+
+    An operator with other images, which takes over in the middle, so gives all pods of a group the same.
+    """
+    setting, model = context.setting, context.model_at(revision)
+    runs_vllm = model is not None and is_vllm(model)
+    return {
+        "image": setting.default_image,
+        "vllm_image": setting.vllm_images.stage if runs_vllm else None,
+        "vllm_files_image": setting.vllm_images.files if runs_vllm else None,
+    }
+
+
+def default_image_of(context: Context, status: GroupStatus) -> str:
+    """Today's where nothing is on record, as after a lost status."""
+    return status.image or context.setting.default_image
+
+
+def vllm_images_of(context: Context, status: GroupStatus) -> VllmImages:
+    """None where an image is on record alone: the incarnation was begun by an operator that knew no other."""
+    if not status.image:
+        return context.setting.vllm_images
+    return VllmImages(stage=status.vllm_image or "", files=status.vllm_files_image or "")

@@ -9,10 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from stageline_api.failures import FailureClass
-from stageline_api.resource.life.status import FailureRecord, GroupStatus
+from stageline_api.resource.life.status import FailureRecord, GroupStatus, StageObserved
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.context import Context
-from stageline_operator.planner.group.adoption import adopt
 from stageline_operator.planner.group.gang import find_first_unplaced
 from stageline_operator.planner.group.ladder import GroupStep, begin, delete_pods, phase_of, plan_group
 from stageline_operator.planner.group.obstacle import REFUSALS
@@ -28,8 +27,13 @@ from stageline_operator.planner.observed.observed_pod import (
     read_pod,
 )
 from stageline_operator.planner.rollout import plan_rollout
-from stageline_operator.planner.status.disruptions import kept_pods
-from stageline_operator.planner.status.model_status import KEPT_FAILURES, model_events, next_status, progress_deadline
+from stageline_operator.planner.status.model_status import (
+    KEPT_FAILURES,
+    kept_pods,
+    model_events,
+    next_status,
+    progress_deadline,
+)
 from stageline_operator.planner.types import Deletion, GroupPhase, Observed, Plan, Setting
 
 _COSTS_NO_RESTART = (FailureClass.UNSCHEDULABLE, FailureClass.IMAGE_PULL, FailureClass.NOT_STARTED, *REFUSALS)
@@ -38,9 +42,8 @@ _RUNNING = (GroupPhase.CREATING, GroupPhase.STARTING, GroupPhase.READY)
 
 def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: str, setting: Setting) -> Plan:
     """The next step. Secrets that are not there yet are made from `random_token`."""
-    observed = observed if observed.sees_nodes else _with_losses_told_by_pods(observed)
+    observed, pods = read_pods(observed, now)
     context = Context.of(model, observed, now, setting)
-    pods = [_read(pod, observed, now) for pod in observed.pods]
     if model.metadata.deletion_timestamp is not None:
         return _plan_deletion(context, pods)
     pods_of = {index: [pod for pod in pods if pod.group == index] for index in {pod.group for pod in pods}}
@@ -62,7 +65,14 @@ def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: 
         delete=(*shared.delete, *(each for step in steps for each in step.delete)),
         requeue_after_seconds=min((seconds for seconds in waits if seconds is not None), default=None),
         events=(*model_events(context, status), *shared.events, *(event for step in steps for event in step.events)),
+        needed_by=shared.needed_by,
     )
+
+
+def read_pods(observed: Observed, now: datetime) -> tuple[Observed, list[ObservedPod]]:
+    """All pods, and what is observed with what they tell of their nodes, where those can't be seen."""
+    observed = observed if observed.sees_nodes else _with_losses_told_by_pods(observed)
+    return observed, [_read(pod, observed, now) for pod in observed.pods]
 
 
 def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> ObservedPod:
@@ -94,8 +104,29 @@ def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedP
     known = {group.index: group.model_copy(update={"phase": phase_of(group)}) for group in recorded}
     for index, pods in pods_of.items():
         if index not in known:
-            known[index] = adopt(context, index, pods)
+            known[index] = _adopt(context, index, pods)
     return [known[index] for index in sorted(known)]
+
+
+def _adopt(context: Context, index: int, pods: Sequence[ObservedPod]) -> GroupStatus:
+    """A group that is not on record, as its pods of the highest incarnation show it; `pods` are all of its pods.
+
+    What its pods show is taken as given, so that a group which runs continues, and a rollout takes it in its turn.
+    Only what is ending anyway, or was made for an earlier life of the model, is replaced.
+    """
+    incarnation = max(pod.incarnation for pod in pods)
+    own = [pod for pod in pods if pod.incarnation == incarnation]
+    found = GroupStatus(index=index, incarnation=incarnation, phase=GroupPhase.REPLACING, since=context.now)
+    is_ours = all(pod.owner == (context.model.metadata.uid or "") for pod in own)
+    if not is_ours or all(pod.deleting for pod in own):
+        return found
+    revision = own[0].revision
+    model = context.model_at(revision)
+    count = max(pod.stage for pod in own) + 1 if model is None else model.spec.parallelism.pipeline
+    rows = tuple(StageObserved(index=stage) for stage in range(count))
+    # One of which nothing serves yet may have been cut short while its pods were made: then the rest is made.
+    phase = GroupPhase.STARTING if any(pod.ready or pod.unheard for pod in own) else GroupPhase.CREATING
+    return found.model_copy(update={"revision": revision, "phase": phase, "stages": rows})
 
 
 def _group_steps(

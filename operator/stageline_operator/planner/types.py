@@ -21,23 +21,14 @@ ObjectKey = tuple[str, str]
 
 POD_GROUP: Final = "PodGroup"
 """A kind that several schedulers have, each in an API group of its own."""
-WORKLOAD: Final = "Workload"
-"""What Kubernetes 1.35 has in place of a PodGroup."""
-GANG_KINDS: Final = (POD_GROUP, WORKLOAD)
 NATIVE_GROUP: Final = "scheduling.k8s.io"
-"""Kubernetes' own API group of gangs, whose versions differ in what they hold."""
+"""Kubernetes' own API group of gangs."""
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """The manifest's kind, with its API group where the kind alone is not one: `PodGroup.scheduling.volcano.sh`.
-
-    Of Kubernetes' own with the version too: `PodGroup.v1beta1.scheduling.k8s.io`.
-    """
+    """The manifest's kind, with its API group where the kind alone is not one: `PodGroup.scheduling.volcano.sh`."""
     kind = str(manifest["kind"])
-    if kind not in GANG_KINDS:
-        return kind
-    group, _, version = str(manifest["apiVersion"]).partition("/")
-    return f"{kind}.{version}.{group}" if group == NATIVE_GROUP else f"{kind}.{group}"
+    return f"{kind}.{manifest['apiVersion'].partition('/')[0]}" if kind == POD_GROUP else kind
 
 
 class GroupPhase(StrEnum):
@@ -78,7 +69,7 @@ class PodHost:
     gpu_resource: str = GPU_RESOURCE
     """Resource by which a container gets a GPU; empty where its processes see the machine's own."""
     gpu_runtime_class: str = ""
-    """Runtime class of pods whose model computes on `cuda` and names none; empty: the nodes' default."""
+    """Runtime class of pods that use GPUs and whose model names none; empty: the nodes' default."""
     root_is_read_only: bool = True
     """Whether containers have an image's root, read-only and without a home; not so for processes of a machine."""
 
@@ -166,10 +157,10 @@ class Observed:
     them, and a pod that was ready when its node was last heard of counts as serving."""
     unheard_why: str = ""
     """What is waited for before unheard nodes count as lost, as a sentence."""
-    gang_api: str = ""
-    """`apiVersion` of Kubernetes' own gangs in this cluster (`native_gang`); empty: it has none, or none is wanted."""
     refusal: str = ""
     """Why the API server refused an object other than a pod that the last pass wanted, in its words."""
+    unchangeable: frozenset[ObjectKey] = frozenset()
+    """Objects that exist and that the API server doesn't let become what the last pass wanted."""
     sees_nodes: bool = True
     """Whether whoever observes would know of a lost node; if not, it is told from the pods."""
 
@@ -202,3 +193,6 @@ class Plan:
     delete: tuple[Deletion, ...] = ()
     requeue_after_seconds: float | None = None
     events: tuple[PlannedEvent, ...] = ()
+    needed_by: Mapping[ObjectKey, frozenset[int]] = field(default_factory=dict)
+    """Groups whose pods need an object, by index, and wait while it is made or made again; all of them where it isn't
+    listed here."""

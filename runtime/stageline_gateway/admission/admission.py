@@ -5,8 +5,7 @@ The queue of a model is its requests that have no first token yet, wherever they
 more for the engine, so it takes one more place everywhere, until it has ended. A request is let in by entering its
 permit, which raises `ApiError` instead when there is no room, and what it still holds is given back on leaving.
 
-Everything that is limited is counted in `accounts`, over all workers of this gateway; where a gateway has one process
-these are its own. What is checked and what is then taken is one turn.
+Everything is counted in this process: each replica of a gateway has the limits by itself.
 """
 
 import time
@@ -16,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from stageline_api.engine_http import Admitted, Delta, Finished
-from stageline_gateway.admission.accounts import Account, Books, Held, OwnBooks
 from stageline_gateway.admission.keys import ANYONE, Caller, Exceeded, KeyUse
 from stageline_gateway.admission.keys_file import KeysFile
 from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
@@ -24,9 +22,6 @@ from stageline_gateway.engine_client.run_events import StreamEvent
 from stageline_gateway.errors import ApiError, bad_value
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.metrics import GatewayMetrics
-
-GATEWAY, KEY, MODEL = "gateway", "key", "model"
-"""Kinds of accounts."""
 
 
 @dataclass(slots=True)
@@ -40,27 +35,17 @@ class Admission:
     """Choices of all requests that may be open: each holds buffers and a connection to an engine."""
     retry_after_seconds: float = 2.0
     bodies: BodyMemory = field(default_factory=BodyMemory)
-    books: Books = field(default_factory=OwnBooks)
     now_seconds: Callable[[], float] = time.monotonic
     waiting: Counter[ServedModel] = field(default_factory=Counter)
-    """Choices without a first token in this process."""
+    """Choices of each model without a first token."""
+    open: int = 0
+    """Choices of open requests."""
     closed_because: str = ""
     """Why nothing is let in any more; empty while it is."""
     leaving_because: str = ""
     """Why clients should go elsewhere by now, though what comes is still let in."""
     _uses: dict[str, KeyUse] = field(default_factory=dict)
     _shares: dict[str, BodyShare] = field(default_factory=dict)
-    _all: Account = field(init=False)
-    """What the gateway holds as a whole."""
-
-    def __post_init__(self) -> None:
-        self._all = self.books.account(GATEWAY, "")
-        self.bodies.account = self._all
-
-    @property
-    def open(self) -> int:
-        """Choices of requests that are open in this process."""
-        return self._all.mine(Held.PLACES)
 
     def caller_of(self, headers: Mapping[str, str]) -> Caller:
         """Who sent a request with these headers; raises ApiError 401. Anthropic's clients send a key as `x-api-key`."""
@@ -73,9 +58,7 @@ class Admission:
         """Who asks for something that generates nothing; raises ApiError 401, or 429 when that key asks too often."""
         caller = self.caller_of(headers)
         if self.keys is not None:
-            use = self.use_of(caller)
-            with self.books.turn:
-                exceeded = use.asked(self.now_seconds())
+            exceeded = self.use_of(caller).asked(self.now_seconds())
             if exceeded is not None:
                 raise self._counted(caller, _rate_limited(exceeded))
         return caller
@@ -88,12 +71,11 @@ class Admission:
         """A holder for a request's body; raises ApiError 429 or 503 when it need not be read at all."""
         use, share = self.use_of(caller), self._body_share(caller)
         try:
-            with self.books.turn:
-                self._check_caller(caller, use)
-                use.arrive()
-                self.bodies.begin_reading()
+            self._check_caller(caller, use)
         except ApiError as error:
             raise self._counted(caller, error) from None
+        use.arrive()
+        self.bodies.begin_reading()
         return HeldBody(self.bodies, share, use.has_arrived)
 
     def leave(self, reason: str) -> None:
@@ -117,7 +99,7 @@ class Admission:
     def use_of(self, caller: Caller) -> KeyUse:
         use = self._uses.get(caller.name)
         if use is None:
-            use = self._uses[caller.name] = KeyUse(self.books.account(KEY, caller.name))
+            use = self._uses[caller.name] = KeyUse()
         return use
 
     def headers_for(self, caller: Caller) -> dict[str, str]:
@@ -128,28 +110,22 @@ class Admission:
         allowances = use.allowances(caller.limits, self.now_seconds())
         return {name: value for allowance in allowances for name, value in allowance.headers().items()}
 
-    def queue_of(self, model: ServedModel) -> Account:
-        """Those of a model that have no first token."""
-        return self.books.account(MODEL, model.full_name)
-
-    def take(self, caller: Caller, use: KeyUse, model: ServedModel, queue: Account, places: int) -> None:
+    def take(self, caller: Caller, use: KeyUse, model: ServedModel, places: int) -> None:
         """Take so many places; raises ApiError 429 or 503 when one more request of `model` with those has no room."""
         try:
-            with self.books.turn:
-                self._check_caller(caller, use, places, has_paid=True)
-                if (waiting := queue.total(Held.PLACES)) + places > self.queue_limit:
-                    message = f"{waiting} requests wait for model '{model.name}', and {_no_more(places)}."
-                    raise self._full(message, "queue_full")
-                use.begin(places)
-                queue.add(Held.PLACES, places)
-                self._all.add(Held.PLACES, places)
+            self._check_caller(caller, use, places, has_paid=True)
+            if (waiting := self.waiting[model]) + places > self.queue_limit:
+                message = f"{waiting} requests wait for model '{model.name}', and {_no_more(places)}."
+                raise self._full(message, "queue_full")
         except ApiError as error:
             raise self._counted(caller, error) from None
+        use.places += places
+        self.open += places
 
     def leave_place(self, use: KeyUse, places: int) -> None:
         """Give back so many."""
-        self._all.add(Held.PLACES, -places)
-        use.end(places)
+        self.open -= places
+        use.places -= places
 
     def _check_ever(self, caller: Caller, places: int) -> None:
         """Raise ApiError 400 when waiting would not help: the key or this gateway never takes so many choices."""
@@ -175,7 +151,7 @@ class Admission:
             return None
         share = self._shares.get(caller.name)
         if share is None:
-            share = self._shares[caller.name] = BodyShare(0, self.use_of(caller).account)
+            share = self._shares[caller.name] = BodyShare(0)
         # Never less than one body, and what it is parsed to: that would refuse it forever.
         share.limit_bytes = max(
             self.bodies.limit_bytes // 2, min(self.bodies.limit_bytes, 2 * self.bodies.body_limit_bytes)
@@ -190,7 +166,7 @@ class Admission:
             raise _rate_limited(exceeded)
         if use.open + places > (most := self.most_of_one_key) and self._has_several_keys:
             raise _rate_limited(Exceeded("share of this gateway's open requests", most, 1.0))
-        num_open = self._all.total(Held.PLACES) + self._all.total(Held.ARRIVING)
+        num_open = self.open + self.bodies.num_reading
         if num_open + places > self.open_limit:
             raise self._full(f"This gateway has {num_open} requests open, and {_no_more(places)}.", "overloaded")
 
@@ -222,7 +198,6 @@ class Permit:
     body: HeldBody
     places: int = 1
     _use: KeyUse = field(init=False)
-    _queue: Account = field(init=False)
     _waiting: set[int] = field(default_factory=set)
     """Choices without a token yet."""
     _held: int = 0
@@ -232,8 +207,8 @@ class Permit:
         """Take the places; raises ApiError 429 or 503."""
         admission = self.admission
         try:
-            self._use, self._queue = admission.use_of(self.caller), admission.queue_of(self.model)
-            admission.take(self.caller, self._use, self.model, self._queue, self.places)
+            self._use = admission.use_of(self.caller)
+            admission.take(self.caller, self._use, self.model, self.places)
         except ApiError:
             self.body.give_back()
             raise
@@ -258,7 +233,9 @@ class Permit:
     def see(self, event: StreamEvent, choice: int = 0) -> None:
         """Spend what `event` costs; a choice's first token takes it out of the queue, its end gives its place back."""
         if isinstance(event, Delta):
-            self.see_tokens(len(event.token_ids), choice)
+            if self._waiting:
+                self._has_begun(choice)
+            self._spend(len(event.token_ids))
         elif isinstance(event, Admitted):
             self.body.line_sent()
             self._spend(event.prompt_tokens)
@@ -266,17 +243,12 @@ class Permit:
             self._has_begun(choice)
             self._leave(1)
 
-    def see_tokens(self, count: int, choice: int = 0) -> None:
-        if self._waiting:
-            self._has_begun(choice)
-        self._spend(count)
-
     def _leave(self, places: int) -> None:
         self._held -= places
         self.admission.leave_place(self._use, places)
 
     def _spend(self, tokens: int) -> None:
-        self._use.spend(tokens)
+        self._use.spend(tokens, self.admission.now_seconds())
         if self.caller.name:
             self.admission.metrics.key_tokens.of(self.caller.name).value += tokens
 
@@ -289,7 +261,5 @@ class Permit:
             return
         waiting = self.admission.waiting
         waiting[self.model] += len(choices) - len(self._waiting)
-        if len(choices) < len(self._waiting):  # more were taken in the turn that let them in
-            self._queue.add(Held.PLACES, len(choices) - len(self._waiting))
         self._waiting = choices
         self.admission.metrics.of(self.model.namespace).of_model(self.model.name).queued.set(waiting[self.model])

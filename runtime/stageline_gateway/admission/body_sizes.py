@@ -27,7 +27,11 @@ MOST_STRINGS: Final = 128 * 1024
 """Strings of one body, names of fields among them."""
 VALUE_BYTES: Final = 48
 """A number in a list, in the same sense."""
-FEW: Final = 4096
+OBJECT_WORK_BYTES: Final = 512
+"""An object or list takes as long to parse and check as so many bytes of text, 20 µs."""
+VALUE_WORK_BYTES: Final = 4
+"""A number in a list, in the same sense."""
+FEW: Final = 128
 """As many marks in a body, inside strings or not, need no closer look."""
 SHORT: Final = 64
 """Texts of up to so many characters are taken for as wide as they can be."""
@@ -50,6 +54,11 @@ class BodyShape(NamedTuple):
     def extra_bytes(self) -> int:
         """What it will hold beyond its text."""
         return self.objects * OBJECT_BYTES + self.values * VALUE_BYTES
+
+    @property
+    def work_bytes(self) -> int:
+        """The bytes of text that take as long to parse and check, beside its own."""
+        return self.objects * OBJECT_WORK_BYTES + self.values * VALUE_WORK_BYTES
 
 
 def shape_of(raw: bytes | bytearray) -> BodyShape:

@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic.alias_generators import to_camel
 
 from stageline_api.engine_http import HIGHEST_PRIORITY, LOWEST_PRIORITY
-from stageline_gateway.admission.accounts import Account, Held, Numbers
 from stageline_gateway.errors import ApiError, shown
 from stageline_gateway.served_models import ServedModel
 
@@ -182,39 +181,31 @@ def _parsed(file_name: str, content: bytes) -> KeysDocument:
 WINDOW_SECONDS: Final = 60.0
 QUESTIONS_PER_MINUTE: Final = 1200
 """Of one key: what lists and draws (`GET`), and takes no place."""
-_CHARGED: Final = 9
-"""Of an account's shared numbers: the spent tokens that were taken from the bucket of tokens."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket: starts full, holds a minute's worth, fills evenly, and may be overdrawn.
+    """A token bucket: starts full, holds a minute's worth, fills evenly, and may be overdrawn."""
 
-    It is three of an account's shared numbers: how much was taken and is not filled again, when that was true, and the
-    capacity then.
-    """
-
-    numbers: Numbers
-    first: int
+    taken: float = 0.0
+    """At `at_seconds`."""
+    at_seconds: float = 0.0
+    capacity: int = 0
+    """Fills within a minute."""
 
     def fill(self, capacity: int, now_seconds: float) -> None:
         """Fill it up to now, and from now on by the rate of `capacity`; what is taken stays taken."""
-        self.numbers[self.first] = self.taken_at(now_seconds)
-        self.numbers[self.first + 1] = max(now_seconds, self.numbers[self.first + 1])
-        self.numbers[self.first + 2] = capacity
+        self.taken = self.taken_at(now_seconds)
+        self.at_seconds = max(now_seconds, self.at_seconds)
+        self.capacity = capacity
 
     def take(self, amount: float) -> None:
-        self.numbers[self.first] += amount
+        self.taken += amount
 
-    @property
-    def taken(self) -> float:
-        """When it was last filled."""
-        return self.numbers[self.first]
-
-    def taken_at(self, now_seconds: float, more: float = 0.0) -> float:
-        """What would be taken now, if so much more had been before."""
-        taken, at_seconds, capacity = self.numbers[self.first : self.first + 3]
-        return max(0.0, taken + more - max(0.0, now_seconds - at_seconds) * capacity / WINDOW_SECONDS)
+    def taken_at(self, now_seconds: float) -> float:
+        """What is still taken at that time."""
+        filled = max(0.0, now_seconds - self.at_seconds) * self.capacity / WINDOW_SECONDS
+        return max(0.0, self.taken - filled)
 
 
 def _seconds_to_gain(amount: float, capacity: int) -> float:
@@ -248,35 +239,37 @@ class Allowance:
         }
 
 
+@dataclass(slots=True)
 class KeyUse:
-    """What one key has used of its limits, by its account. Pure: time is an argument.
+    """What one key has used of its limits. Pure: time is an argument.
 
     A request takes one from the bucket of requests as soon as its key is known, whatever becomes of it, and one of the
-    key's places from then on. Tokens are taken as they are counted, the
-    prompt's when the engine has counted them and each of the answer's when it comes: that bucket may be overdrawn by
-    what is being answered, and nothing is admitted until that is paid back.
+    key's places from then on. Tokens are taken as they are counted, the prompt's when the engine has counted them and
+    each of the answer's when it arrives: that bucket may be overdrawn by running answers, and no request is admitted
+    until that is paid back.
     """
 
-    def __init__(self, account: Account | None = None) -> None:
-        self.account = Account() if account is None else account
-        self.limits = Limits()
-        self._requests, self._tokens, self._questions = (Bucket(self.account.shared, first) for first in (0, 3, 6))
+    limits: Limits = field(default_factory=Limits)
+    places: int = 0
+    """Choices of open requests."""
+    arriving: int = 0
+    """Requests whose bodies are being received."""
+    _requests: Bucket = field(default_factory=Bucket)
+    _tokens: Bucket = field(default_factory=Bucket)
+    _questions: Bucket = field(default_factory=Bucket)
 
     def follow(self, limits: Limits, now_seconds: float) -> None:
-        """Be up to date, with the limits of the newest version of the keys; what was used stays used. In a turn."""
+        """Be up to date, with the limits of the newest version of the keys; what was used stays used."""
         self.limits = limits
         if limits.requests_per_minute is not None:
             self._requests.fill(limits.requests_per_minute, now_seconds)
-        spent = self.account.total(Held.SPENT_TOKENS)
         if limits.tokens_per_minute is not None:
-            self._tokens.take(spent - self.account.shared[_CHARGED])
             self._tokens.fill(limits.tokens_per_minute, now_seconds)
-        self.account.shared[_CHARGED] = spent
 
     @property
     def open(self) -> int:
-        """Places that are taken, by choices or by what is arriving."""
-        return self.account.total(Held.PLACES) + self.account.total(Held.ARRIVING)
+        """Places in use, by choices or by arriving requests."""
+        return self.places + self.arriving
 
     def exceeded(self, places: int = 1, has_paid: bool = False) -> Exceeded | None:
         """What keeps another request of so many places out now, or None. `follow` must have been called for now.
@@ -292,26 +285,21 @@ class KeyUse:
             and (level := most - self._requests.taken) < 1
         ):
             return Exceeded("requestsPerMinute", most, _seconds_to_gain(1 - level, most))
-        if (most := limits.tokens_per_minute) is not None and (level := most - self._tokens.taken - self._unpaid) <= 0:
+        if (most := limits.tokens_per_minute) is not None and (level := most - self._tokens.taken) <= 0:
             return Exceeded("tokensPerMinute", most, _seconds_to_gain(1 - level, most))
         return None
 
-    @property
-    def _unpaid(self) -> float:
-        """Tokens that came since `follow`."""
-        return self.account.total(Held.SPENT_TOKENS) - self.account.shared[_CHARGED]
-
     def arrive(self) -> None:
-        """A request has come; `has_arrived` ends that. In a turn."""
-        self.account.add(Held.ARRIVING, 1)
+        """A request has come; `has_arrived` ends that."""
+        self.arriving += 1
         if self.limits.requests_per_minute is not None:
             self._requests.take(1)
 
     def has_arrived(self) -> None:
-        self.account.add(Held.ARRIVING, -1)
+        self.arriving -= 1
 
     def asked(self, now_seconds: float) -> Exceeded | None:
-        """Count a question that generates nothing; returns what keeps it out, if anything does. In a turn."""
+        """Count a question that generates nothing; returns what keeps it out, if anything does."""
         most = QUESTIONS_PER_MINUTE
         self._questions.fill(most, now_seconds)
         if (level := most - self._questions.taken) < 1:
@@ -319,25 +307,21 @@ class KeyUse:
         self._questions.take(1)
         return None
 
-    def begin(self, places: int = 1) -> None:
-        """In a turn."""
-        self.account.add(Held.PLACES, places)
-
-    def spend(self, tokens: int) -> None:
-        self.account.add(Held.SPENT_TOKENS, tokens)
-
-    def end(self, places: int = 1) -> None:
-        self.account.add(Held.PLACES, -places)
+    def spend(self, tokens: int, now_seconds: float) -> None:
+        """Count tokens of prompts and answers from now on: the time before has paid nothing of them."""
+        if (most := self.limits.tokens_per_minute) is not None:
+            self._tokens.fill(most, now_seconds)
+            self._tokens.take(tokens)
 
     def allowances(self, limits: Limits, now_seconds: float) -> list[Allowance]:
-        """What `limits` leave now. Changes nothing, so it needs no turn."""
+        """What `limits` leave now. Changes nothing."""
         of_kinds = (
-            ("requests", limits.requests_per_minute, self._requests, 0.0),
-            ("tokens", limits.tokens_per_minute, self._tokens, self._unpaid),
+            ("requests", limits.requests_per_minute, self._requests),
+            ("tokens", limits.tokens_per_minute, self._tokens),
         )
         return [
-            _allowance(kind, capacity, bucket.taken_at(now_seconds, unpaid))
-            for kind, capacity, bucket, unpaid in of_kinds
+            _allowance(kind, capacity, bucket.taken_at(now_seconds))
+            for kind, capacity, bucket in of_kinds
             if capacity is not None
         ]
 

@@ -12,15 +12,16 @@ invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting dee
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from email.message import Message
+from math import isinf
 from typing import Any, Final, Self, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
-from stageline_gateway.admission.accounts import Account, Held
 from stageline_gateway.admission.body_sizes import (
     BodyShape,
     check_shape,
@@ -29,11 +30,15 @@ from stageline_gateway.admission.body_sizes import (
     shape_of,
     shape_with_written,
 )
-from stageline_gateway.errors import ApiError, bad_value, shown
+from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, bad_value, shown
 from stageline_gateway.large_work import QUICK_BYTES, off_the_loop
 
 Made = TypeVar("Made")
 
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""Some clients begin UTF-8 with it; RFC 8259 lets a reader ignore it."""
+_LARGE_NUMBER: Final = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|(?<![0-9])[0-9]{300}")
+"""What may be a number beyond a double's range."""
 _NO_SHAPE: Final = BodyShape(0, 0)
 
 
@@ -42,12 +47,7 @@ class BodyShare:
     """What one caller may hold of the memory, and does, so that no caller fills it."""
 
     limit_bytes: int
-    account: Account = field(default_factory=Account)
-    """The caller's."""
-
-    @property
-    def held_bytes(self) -> int:
-        return self.account.total(Held.BODY_BYTES)
+    held_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -60,69 +60,42 @@ class BodyMemory:
     timeout_seconds: float = 30.0
     """From the end of a request's headers to the end of its body."""
     retry_after_seconds: float = 2.0
-    account: Account = field(default_factory=Account)
-    """The gateway's."""
+    held_bytes: int = 0
     most_held_bytes: int = 0
     """The highest that `held_bytes` ever was."""
-
-    @property
-    def held_bytes(self) -> int:
-        """By all processes of the gateway."""
-        return self.account.total(Held.BODY_BYTES)
-
-    @property
-    def held_here_bytes(self) -> int:
-        """By this process."""
-        return self.account.mine(Held.BODY_BYTES)
-
-    @property
-    def num_reading(self) -> int:
-        """Requests whose bodies are still coming to this process."""
-        return self.account.mine(Held.ARRIVING)
+    num_reading: int = 0
+    """Requests whose bodies are still being received."""
 
     def begin_reading(self) -> None:
         """A body is coming; `end_reading` ends that."""
-        self.account.add(Held.ARRIVING, 1)
+        self.num_reading += 1
 
     def end_reading(self) -> None:
-        self.account.add(Held.ARRIVING, -1)
+        self.num_reading -= 1
 
     def check_room(self, size_bytes: int, share: BodyShare | None = None) -> None:
         """Raise ApiError 503 when so many bytes more have no room, 429 when they have none in `share`."""
-        if (refusal := self._refusal_of(size_bytes, share)) is not None:
-            raise refusal
-
-    def _refusal_of(self, size_bytes: int, share: BodyShare | None) -> ApiError | None:
         wait_seconds = self.retry_after_seconds
-        if (held_bytes := self.held_bytes) + size_bytes > self.limit_bytes:
-            message = f"The bodies of open requests hold {held_bytes} bytes, and there is no room for this one."
-            return ApiError(503, message, "server_error", code="body_room", retry_after_seconds=wait_seconds)
-        if share is not None and (held_bytes := share.held_bytes) + size_bytes > share.limit_bytes:
-            message = f"Bodies of this API key hold {held_bytes} bytes; its share is {share.limit_bytes}."
-            return ApiError(429, message, "rate_limit_error", code="body_share", retry_after_seconds=wait_seconds)
-        return None
+        if self.held_bytes + size_bytes > self.limit_bytes:
+            message = f"The bodies of open requests hold {self.held_bytes} bytes, and there is no room for this one."
+            raise ApiError(503, message, "server_error", code="body_room", retry_after_seconds=wait_seconds)
+        if share is not None and share.held_bytes + size_bytes > share.limit_bytes:
+            message = f"Bodies of this API key hold {share.held_bytes} bytes; its share is {share.limit_bytes}."
+            raise ApiError(429, message, "rate_limit_error", code="body_share", retry_after_seconds=wait_seconds)
 
     def take(self, size_bytes: int, share: BodyShare | None = None) -> None:
-        """Count bytes that came. Raises as `check_room` when they have no room, and counts none then.
-
-        They are counted before it is looked whether they fit. So of several processes that take the last room at once
-        none may get it, but never two.
-        """
+        """Count bytes that came. Raises as `check_room` when they have no room, and counts none then."""
+        self.check_room(size_bytes, share)
         self._add(size_bytes, share)
-        # Raised and caught, it would be the next one's context, and hold all that was parsed until the collector comes.
-        if (refusal := self._refusal_of(0, share)) is not None:
-            self._add(-size_bytes, share)
-            self.check_room(size_bytes, share)  # says what is held without it
-            raise refusal
         self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
 
     def give_back(self, size_bytes: int, share: BodyShare | None = None) -> None:
         self._add(-size_bytes, share)
 
     def _add(self, size_bytes: int, share: BodyShare | None) -> None:
-        self.account.add(Held.BODY_BYTES, size_bytes)
+        self.held_bytes += size_bytes
         if share is not None:
-            share.account.add(Held.BODY_BYTES, size_bytes)
+            share.held_bytes += size_bytes
 
 
 @dataclass(slots=True)
@@ -144,7 +117,7 @@ class HeldBody:
     text_bytes: int = 0
     """Of the body as it came; the rest is what it was parsed to, and copies."""
     _shape: BodyShape = _NO_SHAPE
-    """Of the body as it came."""
+    """Of the body as it came; then, with the JSON that its strings hold, of all that was parsed."""
     _most_bytes: int = 0
     """That its texts may take once they are parsed."""
     _texts_bytes: int = 0
@@ -166,7 +139,12 @@ class HeldBody:
     @property
     def is_quick(self) -> bool:
         """Whether what was read is parsed and checked so soon that it needs no thread."""
-        return self.text_bytes <= QUICK_BYTES
+        return self._work_bytes <= QUICK_BYTES
+
+    @property
+    def _work_bytes(self) -> int:
+        """How long parsing and checking takes, in bytes of plain text."""
+        return self.text_bytes + self._shape.work_bytes
 
     async def made_of(
         self, request: Request, work: Callable[[dict[str, Any]], Made], keeps: Callable[[Made], object]
@@ -184,11 +162,10 @@ class HeldBody:
         _require_json(request)
         raw = await self._arriving(request) if here is None else self._arrived(here)
         self.has_come()
+        if raw.startswith(BYTE_ORDER_MARK):
+            del raw[: len(BYTE_ORDER_MARK)]
         self.text_bytes = self._texts_bytes = self.size_bytes
-        if self.is_quick:
-            self._shape, self._most_bytes = _first_look(raw)
-        else:
-            self._shape, self._most_bytes = await off_the_loop(len(raw), lambda: _first_look(raw), begins=True)
+        self._shape, self._most_bytes = await off_the_loop(len(raw), lambda: _first_look(raw), begins=True)
         check_shape(self._shape)
         self.grow(self._shape.extra_bytes)
         if self.is_quick:
@@ -207,6 +184,7 @@ class HeldBody:
             self._count_texts(texts_bytes)
         check_shape(whole)
         self.grow(whole.extra_bytes - self._shape.extra_bytes)
+        self._shape = whole
         return fields
 
     async def _parsed_beside(self, raw: bytearray) -> tuple[dict[str, Any], BodyShape, int]:
@@ -217,7 +195,8 @@ class HeldBody:
             raw.clear()
             return fields, whole, held_text_bytes(fields)
 
-        return await off_the_loop(len(raw), parse, lambda: self._count_texts(self._texts_bytes + self._most_bytes))
+        before = lambda: self._count_texts(self._texts_bytes + self._most_bytes)  # noqa: E731
+        return await off_the_loop(self._work_bytes, parse, before)
 
     def _arrived(self, raw: bytearray) -> bytearray:
         if len(raw) > self.memory.body_limit_bytes:
@@ -380,4 +359,39 @@ def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
+    if _LARGE_NUMBER.search(raw) is not None and (path := _path_of_infinity(value)) is not None:
+        message = f"The number at '{path}' is larger than a double-precision float can be (about 1.8e308)."
+        raise bad_value(path, message, "invalid_json")
     return value
+
+
+def _path_of_infinity(value: Any) -> str | None:
+    """Where a number is infinite, as one beyond the range becomes; None where none is.
+
+    Only the steps to the value under search are kept: a path for each value would cost the length of names for each.
+    """
+    steps: list[str | int] = []
+    parts = [_inner(value)]
+    while parts:
+        for step, one in parts[-1]:
+            if isinstance(one, float) and isinf(one):
+                return _path([*steps, step])
+            if isinstance(one, dict | list):
+                steps.append(step)
+                parts.append(_inner(one))
+                break
+        else:
+            parts.pop()
+            if steps:
+                steps.pop()
+    return None
+
+
+def _inner(value: dict[str, Any] | list[Any]) -> Iterator[tuple[str | int, Any]]:
+    return iter(value.items() if isinstance(value, dict) else enumerate(value))
+
+
+def _path(steps: list[str | int]) -> str:
+    """The steps as `field[0].name`, cut where an error would be too long."""
+    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:SHOWN_CHARACTERS]}" for step in steps)
+    return written[1 : 1 + SHOWN_CHARACTERS]

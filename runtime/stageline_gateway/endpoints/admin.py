@@ -1,16 +1,15 @@
-"""What operators ask and clients must not: metrics, state in detail, draining. An application of its own, for a port of
-its own; nothing here asks for a key, so that port is for the cluster's inside alone. Who scrapes metrics reaches it
-too, and may only read: what changes anything is asked from the gateway's own machine or pod.
+"""What operators ask and clients must not: metrics and state in detail. An application of its own, for a port of its
+own. It asks for no key, so it is for the cluster's inside, and nothing here changes anything: a gateway is drained by a
+signal (`settings.DRAIN_SIGNAL`), which takes the right to run a command in its pod or as its user.
 """
 
 import asyncio
-from typing import Final
 
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stageline_api.engine_access import is_loopback, why_unwelcome
+from stageline_api.engine_access import why_unwelcome
 from stageline_gateway.endpoints.json_answers import JsonAnswer, add_error_forms
 from stageline_gateway.endpoints.models import describe_model, why_unready
 from stageline_gateway.endpoints.services import Services
@@ -18,16 +17,10 @@ from stageline_gateway.errors import ApiError
 from stageline_gateway.fleet import Fleets
 from stageline_gateway.served_models import ServedModel
 
-NOT_FROM_AFAR: Final = (
-    "A gateway is drained from its own machine or pod alone; in a cluster by `kubectl port-forward` to this port."
-)
-
 
 def build_admin(services: Services) -> FastAPI:
     app = FastAPI(title="Stageline gateway, admin", openapi_url=None, dependencies=[Depends(_check_caller)])
-    fleets, whole = services.fleets, services.whole
-    whole.state = lambda: _state(services)
-    whole.close = lambda: services.admission.close("The gateway is draining.")
+    fleets = services.fleets
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -52,20 +45,12 @@ def build_admin(services: Services) -> FastAPI:
 
     @app.get("/status")
     async def status() -> Response:
-        return JsonAnswer(await whole.status())
+        return JsonAnswer(_state(services))
 
     @app.get("/metrics")
     async def metrics_page(request: Request) -> Response:
-        body, content_type = await whole.exposition(request.headers.get("accept", ""))
+        body, content_type = services.metrics.registry.exposition(request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
-
-    @app.post("/drain")
-    async def drain(request: Request) -> Response:
-        """Take no more requests; those open go on. Stays so until the process ends."""
-        if request.client is None or not is_loopback(request.client.host):
-            raise ApiError(403, NOT_FROM_AFAR, "permission_error", code="not_from_afar")
-        whole.drain()
-        return JsonAnswer(await whole.status(), status_code=202)
 
     add_error_forms(app)
     return app
@@ -79,7 +64,6 @@ async def _check_caller(request: Request) -> None:
 
 
 def _state(services: Services) -> dict[str, object]:
-    """Of this process."""
     admission, fleets = services.admission, services.fleets
     bodies, discovered = admission.bodies, [fleet.discovered for fleet in fleets.by_namespace.values()]
     served, listed = fleets.served, list(fleets.served.listed())
@@ -89,7 +73,7 @@ def _state(services: Services) -> dict[str, object]:
         "open_requests": admission.open,
         "tasks": len(asyncio.all_tasks()),
         "bodies": {
-            "bytes": bodies.held_here_bytes,
+            "bytes": bodies.held_bytes,
             "most_bytes": bodies.most_held_bytes,
             "being_read": bodies.num_reading,
         },

@@ -8,9 +8,11 @@ Connections to engines are let go before the answer is over, however it ends.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -22,13 +24,11 @@ from stageline_gateway.endpoints.json_answers import (
     SSE_DONE,
     SSE_HEADERS,
     JsonAnswer,
-    encode_json,
     error_answer,
     sse_event,
 )
-from stageline_gateway.endpoints.kept_answer import KeptChoice, with_kept
-from stageline_gateway.endpoints.written_pieces import WrittenPieces, between
-from stageline_gateway.engine_client.run_events import Resumed, StreamEvent, TextTaker, WrittenTexts
+from stageline_gateway.endpoints.kept_answer import KeptChoice
+from stageline_gateway.engine_client.run_events import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, ChatShape, Stamp, usage
 from stageline_gateway.openai_api.client_words import ClientWords
@@ -39,6 +39,9 @@ from stageline_gateway.telemetry.tracing import RequestSpan
 
 logger = logging.getLogger(__name__)
 
+Refuse = Callable[[ApiError, Mapping[str, str]], Response]
+"""Writes a refusal in the API's own form."""
+
 CUT_OFF = "The gateway is shutting down and could not wait for the end of this answer."
 CLIENT_GONE_CODE = 499
 SERVER_ERRORS = 500
@@ -48,6 +51,8 @@ RESUMED_HEADER = "x-stageline-resumed"
 RESUMED_COMMENT = b": resumed\n\n"
 """Goes out with what follows it: clients that strip each piece of the body, as `vllm bench serve` does, would take what
 comes after a comment by itself for its end."""
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+"""Only in a long silence: the same clients would take it for the end of the answer."""
 IGNORED_HEADER = "x-stageline-ignored"
 """Fields of the request that changed nothing, of those that `openai_api.known_fields` lists."""
 
@@ -61,8 +66,8 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 class Exchange:
     """What an answer is made from, and what accounts for it."""
 
-    run: Callable[[Deliver, TextTaker | None], Awaitable[None]]
-    """Generates all choices, and hands over each event, or a single choice's text by itself; raises ApiError."""
+    run: Callable[[Deliver], Awaitable[None]]
+    """Generates all choices, and hands over each event; raises ApiError."""
     shapes: Sequence[AnswerShape]
     """One for each choice."""
     stamp: Stamp
@@ -71,9 +76,13 @@ class Exchange:
     cut: Cut
     with_logprobs: bool = False
     include_usage: bool = False
+    keep_alive_seconds: float = 15.0
+    """Longest silence of a stream."""
     num_prompts: int = 1
     client_request_id: str | None = None
     """The client's `X-Request-Id`, repeated in the answer."""
+    id_header: str = "x-request-id"
+    """Another header that has the answer's id, if it has another name."""
     ignored: tuple[str, ...] = ()
     """Names of the client's fields that change nothing here."""
     words: ClientWords = field(default_factory=ClientWords)
@@ -87,23 +96,13 @@ class Exchange:
         """The request's, for a line of the log."""
         return {"request_id": self.stamp.id, "client_request_id": self.client_request_id}
 
-    @property
-    def may_wait(self) -> bool:
-        """Whether accounts may wait. Not where tokens are limited: a limit is exact at every time."""
-        return not self.permit.caller.limits.have_rates
-
-    def count(self, event: StreamEvent, choice: int, at: float | None = None) -> None:
-        """Account for an event in metrics, limits and places, which came `at` that time of the meter's clock."""
-        self.meter.see(event, choice, at)
+    def count(self, event: StreamEvent, choice: int) -> None:
+        """Account for an event in metrics, limits and places."""
+        self.meter.see(event, choice)
         self.permit.see(event, choice)
         if not self.meter.choices:
             # Before the last bytes go out: a client that sees its answer end may ask again at once.
             self.permit.give_places_back()
-
-    def count_text(self, written: WrittenTexts) -> None:
-        """Account for text of the one choice there is, as for Deltas of it."""
-        self.meter.see_texts(written.stamps)
-        self.permit.see_tokens(len(written.token_ids))
 
     def admitted(self, event: Admitted) -> None:
         # A client is told once, whatever engines say for each of its choices.
@@ -122,32 +121,56 @@ class Exchange:
     def headers(self) -> dict[str, str]:
         """Headers of every answer: the client's own id, or the answer's, so that it can be quoted; its key's limits;
         what was ignored."""
-        names = {"x-request-id": self.client_request_id or self.stamp.id}
+        names = dict.fromkeys(("x-request-id", self.id_header), self.client_request_id or self.stamp.id)
         return names | ignored_header(self.ignored) | self.permit.admission.headers_for(self.permit.caller)
 
 
-class _Begin(NamedTuple):
-    """Of a stream."""
+_LOOKS: Final = 3
+"""In the longest silence. It is over when nothing came between all of them but the first."""
 
-    ignored: tuple[str, ...]
-    """What its headers say of that."""
-    headers: list[tuple[bytes, bytes]]
-    head: bytes | None
-    """As the client has it made of them."""
+
+class KeepAlive:
+    """Calls `say` whenever nothing was written to `client` for up to `seconds`; from now on, until `stop`.
+
+    Proxies cut a connection on which nothing comes for a minute or less. No stream has a timer that is set again for
+    each token: writing one costs a flag, and looks are few.
+    """
+
+    def __init__(self, client: ClientStream, seconds: float, say: Callable[[], None]) -> None:
+        self._client = client
+        self._period_seconds = seconds / _LOOKS
+        self._say = say
+        self._quiet_looks = 0
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._period_seconds, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        client = self._client
+        self._quiet_looks = 0 if client.has_written else self._quiet_looks + 1
+        client.has_written = False
+        if self._quiet_looks >= _LOOKS - 1 and client.is_idle:
+            self._say()
+        self._timer = self._loop.call_later(self._period_seconds, self._look)
 
 
 class Answer(Response):
     """Answers and counts one request, whichever way it ends: answer, refusal, a client that left, a gateway's end."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, *, streams: bool, refuse: Refuse = error_answer) -> None:
         super().__init__()
         self.exchange = exchange
         self.started = False
+        self._streams = streams
+        self._refuse = refuse
+        self._ends: dict[int, Finished] = {}
+        self.keep_alive = KEEP_ALIVE_COMMENT
+        """What a stream says in a long silence."""
         self.resumes = 0
         self._said_first = b""
         """What the next bytes of a stream begin with."""
-        self._ahead: _Begin | None = None
-        """The stream's begin, where it is known before there is anything to say."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange, meter = self.exchange, self.exchange.meter
@@ -181,7 +204,68 @@ class Answer(Response):
         exchange.span.end(code, **names, tokens=meter.all_tokens, resumes=self.resumes)
 
     async def _answer(self, client: ClientStream) -> None:
+        with self._kept_alive(client) if self._streams else nullcontext():
+            await self.exchange.run(partial(self._take, client))
+        if not self._streams:
+            await self._send_at_once(client, await self._whole())
+
+    def _take(self, client: ClientStream, choice: int, events: Sequence[StreamEvent]) -> Pause | None:
+        """Account for what came at once of a choice, and write what a stream says of it."""
+        body = b"".join([self._written(choice, event) for event in events])
+        if not self._streams:
+            return None
+        if len(self._ends) == len(self.exchange.shapes):
+            return self._write(client, body + self._end(), more=False)
+        return self._write(client, body) if body or not self.started else None
+
+    def _written(self, choice: int, event: StreamEvent) -> bytes:
+        self.exchange.count(event, choice)
+        match event:
+            case Delta():
+                self.exchange.take_thought(choice, event.text, len(event.token_ids))
+                return self._delta(choice, event)
+            case PromptTokens():
+                return self._prompt(choice, event)
+            case Admitted():
+                self.exchange.admitted(event)
+                return self._opening(event)
+            case Resumed():
+                self.resumes += 1
+                self._said_first = RESUMED_COMMENT
+                return b""
+            case Finished():
+                self._ends[choice] = event
+                return self._closing(choice, event)
+
+    # What a stream says of each event; an answer that is sent at once keeps what it needs, and says nothing.
+
+    def _opening(self, event: Admitted) -> bytes:  # noqa: ARG002 - for streams
+        return b""
+
+    def _delta(self, choice: int, event: Delta) -> bytes:
         raise NotImplementedError
+
+    def _prompt(self, choice: int, event: PromptTokens) -> bytes:  # noqa: ARG002 - for those that tell it
+        return b""
+
+    def _closing(self, choice: int, event: Finished) -> bytes:  # noqa: ARG002 - for streams
+        return b""
+
+    def _end(self) -> bytes:
+        """Behind the end of the last choice."""
+        return b""
+
+    def _failed(self, failure: ApiError) -> bytes:
+        """The end of a stream that can't go on."""
+        return sse_event(failure.body())
+
+    async def _whole(self) -> JsonAnswer:
+        """The answer that is sent at once."""
+        raise NotImplementedError
+
+    def _json(self, whole: dict[str, Any]) -> JsonAnswer:
+        resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
+        return JsonAnswer(whole, headers=self.exchange.headers | resumed)
 
     def _write(self, client: ClientStream, body: bytes, *, more: bool = True) -> Pause | None:
         """Write a piece of a stream, which is opened by the first."""
@@ -190,14 +274,24 @@ class Answer(Response):
         if self.started:
             return client.write(body, more) if body or not more else None
         self.started = True
-        ignored, headers, head = self._ahead or self._begin(client)
-        if ignored != self.exchange.ignored:  # the engine told of more
-            _, headers, head = self._begin(client)
-        return client.open(headers, body, more, head)
+        headers = [(name.encode(), value.encode()) for name, value in (SSE_HEADERS | self.exchange.headers).items()]
+        return client.open(headers, body, more)
 
-    def _begin(self, client: ClientStream) -> _Begin:
-        headers = [(k.encode(), v.encode()) for k, v in (SSE_HEADERS | self.exchange.headers).items()]
-        return _Begin(self.exchange.ignored, headers, client.head_of(headers))
+    @contextmanager
+    def _kept_alive(self, client: ClientStream) -> Iterator[None]:
+        """Have a stream say that it is there whenever it was silent for long, before its first event too. From then on
+        a refusal is an event of the stream: its status is gone."""
+        keep_alive = KeepAlive(client, self.exchange.keep_alive_seconds, partial(self._keep_alive, client))
+        try:
+            yield
+        finally:
+            keep_alive.stop()
+
+    def _keep_alive(self, client: ClientStream) -> None:
+        if not self.started:
+            self._write(client, self.keep_alive)
+        elif client.has_begun:  # else what it begins with waits to be written
+            client.write(self.keep_alive)
 
     async def _send_at_once(self, client: ClientStream, answer: Response) -> None:
         """Send an answer that isn't streamed. It counts as held until its client has taken nearly all of it."""
@@ -206,181 +300,84 @@ class Answer(Response):
             await pause()
         await client.taken()
 
-    def _usage(self, ends: Mapping[int, Finished]) -> dict[str, Any]:
-        counts = usage([ends[choice] for choice in range(len(ends))], self.exchange.num_prompts)
+    def _usage(self) -> dict[str, Any]:
+        counts = usage([self._ends[choice] for choice in range(len(self._ends))], self.exchange.num_prompts)
         spent = sum(one.count for one in self.exchange.thoughts)
         return counts | {"completion_tokens_details": {"reasoning_tokens": spent}} if spent else counts
 
     async def _fail(self, failure: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if not self.started:
-            await error_answer(failure, self.exchange.headers)(scope, receive, send)
+            await self._refuse(failure, self.exchange.headers)(scope, receive, send)
             return
         if failure.status >= SERVER_ERRORS:
             self.exchange.meter.metrics.broken_answers.labels(self.exchange.meter.model).inc()
-        await send({"type": "http.response.body", "body": sse_event(failure.body()), "more_body": False})
+        # When what was written before is on its way.
+        if (pause := client_of(scope).write(self._failed(failure), more=False)) is not None:
+            await pause()
 
 
 class WholeAnswer(Answer):
-    async def _answer(self, client: ClientStream) -> None:
-        exchange = self.exchange
-        kept = [KeptChoice(shape, exchange.with_logprobs) for shape in exchange.shapes]
-        ends: dict[int, Finished] = {}
-        held = exchange.permit.body
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange, streams=False)
+        self._kept = [KeptChoice(shape, exchange.with_logprobs) for shape in exchange.shapes]
 
-        def collect(choice: int, events: Sequence[StreamEvent]) -> None:
-            for event in events:
-                exchange.count(event, choice)
-                match event:
-                    case Delta():
-                        held.grow(kept[choice].take(event))
-                        exchange.take_thought(choice, event.text, len(event.token_ids))
-                    case PromptTokens():
-                        held.grow(kept[choice].take_prompt(event))
-                    case Finished():
-                        ends[choice] = event
-                    case Admitted():
-                        exchange.admitted(event)
-                    case Resumed():
-                        self.resumes += 1
+    def _delta(self, choice: int, event: Delta) -> bytes:
+        self.exchange.permit.body.grow(self._kept[choice].take(event))
+        return b""
 
-        await exchange.run(collect, None)
+    def _prompt(self, choice: int, event: PromptTokens) -> bytes:
+        self.exchange.permit.body.grow(self._kept[choice].take_prompt(event))
+        return b""
+
+    async def _whole(self) -> JsonAnswer:
         # Calls of tools are looked for letter by letter.
-        whole = await held.work(lambda: self._whole(kept, ends))
-        kept.clear()
-        await self._send_at_once(client, whole)
+        whole = await self.exchange.permit.body.work(self._made)
+        self._kept.clear()
+        return whole
 
-    def _whole(self, kept: Sequence[KeptChoice], ends: Mapping[int, Finished]) -> Response:
-        exchange, counts = self.exchange, self._usage(ends)
-        written = [one.written(ends[index].reason) for index, one in enumerate(kept)]
-        choices = [one.choice for one in written]
-        whole = exchange.stamp.envelope(exchange.shapes[0].whole_kind, choices) | written[0].at_top
-        body = with_kept(encode_json(whole | {"usage": counts}), written)
-        resumed = {RESUMED_HEADER: str(self.resumes)} if self.resumes else {}
-        return Response(body, headers=exchange.headers | resumed, media_type=JsonAnswer.media_type)
+    def _made(self) -> JsonAnswer:
+        exchange = self.exchange
+        written = [one.written(self._ends[index].reason) for index, one in enumerate(self._kept)]
+        choices, (at_top, *_) = zip(*written, strict=True)
+        whole = exchange.stamp.envelope(exchange.shapes[0].whole_kind, list(choices)) | at_top
+        return self._json(whole | {"usage": self._usage()})
 
 
 class StreamedAnswer(Answer):
-    """The answer as server-sent events, one chunk per piece of one choice's text.
-
-    What an event is accounted for follows in the next turn of the loop, when its bytes have gone out: a first token
-    waits for no metric. The answer's last event is accounted for at once, and so is all of a key that has limits; text
-    by itself later still (`_StreamedText`). All has been accounted for when the answer is over.
-    """
+    """The answer as server-sent events, a chunk for each piece of a choice's text."""
 
     def __init__(self, exchange: Exchange) -> None:
-        super().__init__(exchange)
-        self._uncounted: list[tuple[float, int, Sequence[StreamEvent]]] = []
-        self._pieces = WrittenPieces(exchange.stamp, exchange.shapes, exchange.with_logprobs, exchange.include_usage)
-        self._ends: dict[int, Finished] = {}
+        super().__init__(exchange, streams=True)
 
-    async def _answer(self, client: ClientStream) -> None:
-        texts = _StreamedText(self, client, self._pieces)
+    def _opening(self, event: Admitted) -> bytes:  # noqa: ARG002 - it is the same whatever the engine says
+        # Without an opening chunk the status alone says that the request holds a place.
+        openings = (one.opening() for one in self.exchange.shapes)
+        return self._chunks([opening for opening in openings if opening is not None])
 
-        def write(choice: int, events: Sequence[StreamEvent]) -> Pause | None:
-            body = b"".join([self._written(choice, event, texts) for event in events])
-            self._count_soon(choice, events)
-            if len(self._ends) == len(self.exchange.shapes):
-                return self._write(client, body + self._end(), more=False)
-            return self._write(client, body) if body or not self.started else None
+    def _delta(self, choice: int, event: Delta) -> bytes:
+        # Log probabilities may come before their text, which waits for the rest of a character.
+        logprobs = event.logprobs if self.exchange.with_logprobs else None
+        if not event.text and not logprobs:
+            return b""
+        return self._chunks(self.exchange.shapes[choice].piece(event.text, logprobs))
 
-        if self.exchange.may_wait:  # else its headers say what is left of the key's limits when it is written
-            asyncio.get_running_loop().call_soon(self._begin_ahead, client)
-        try:
-            await self.exchange.run(write, texts)
-        finally:
-            self.count_all()
+    def _prompt(self, choice: int, event: PromptTokens) -> bytes:
+        chunk = self.exchange.shapes[choice].prompt(event.tokens).chunk
+        return b"" if chunk is None else self._chunks([chunk])
 
-    def _begin_ahead(self, client: ClientStream) -> None:
-        """While the engine computes, so that a first token does not wait for it."""
-        if not self.started:
-            self._ahead = self._begin(client)
-            self._pieces.write_ahead()
-
-    def write_text(self, client: ClientStream, text: str) -> Pause | None:
-        """As `write`, for text of the one choice there is, which is accounted for by itself."""
-        body = self._pieces.delta(0, Delta(text=text, token_ids=()))
-        return self._write(client, body) if body or not self.started else None
-
-    def count_all(self) -> None:
-        """Account for the events that were written."""
-        uncounted, self._uncounted = self._uncounted, []
-        for at, choice, events in uncounted:
-            for event in events:
-                self.exchange.count(event, choice, at)
-
-    def _count_soon(self, choice: int, events: Sequence[StreamEvent]) -> None:
-        may_wait = self.exchange.may_wait
-        if not self._uncounted and may_wait:
-            asyncio.get_running_loop().call_soon(self.count_all)
-        self._uncounted.append((self.exchange.meter.clock(), choice, events))
-        if not may_wait or isinstance(events[-1], Finished):
-            self.count_all()
-
-    def _written(self, choice: int, event: StreamEvent, texts: "_StreamedText") -> bytes:
-        match event:
-            case Delta():
-                if self.exchange.include_usage:
-                    self.exchange.take_thought(choice, event.text, len(event.token_ids))
-                return self._pieces.delta(choice, event)
-            case PromptTokens():
-                return self._pieces.prompt(choice, event)
-            case Admitted():
-                self.exchange.admitted(event)
-                # Without an opening chunk the status alone says that the request holds a place.
-                return self._pieces.openings()
-            case Resumed():
-                self.resumes += 1
-                self._said_first = RESUMED_COMMENT
-                texts.begin_anew()
-                return b""
-            case Finished():
-                self._ends[choice] = event
-                return self._pieces.closing(choice, event.reason)
+    def _closing(self, choice: int, event: Finished) -> bytes:
+        shape = self.exchange.shapes[choice]
+        return self._chunks([*shape.held_back(event.reason), shape.closing(event.reason)])
 
     def _end(self) -> bytes:
         if not self.exchange.include_usage:
             return SSE_DONE
         resumed = {"stageline_resumes": self.resumes} if self.resumes else {}
-        return self._pieces.counts(self._usage(self._ends) | resumed) + SSE_DONE
+        return sse_event(self._envelope([]) | {"usage": self._usage() | resumed}) + SSE_DONE
 
+    def _chunks(self, choices: Sequence[dict[str, Any]]) -> bytes:
+        with_usage = {"usage": None} if self.exchange.include_usage else {}
+        return b"".join([sse_event(self._envelope([choice]) | with_usage) for choice in choices])
 
-class _StreamedText:
-    """Writes a stream's text that comes by itself (`TextTaker`), and touches little more than the connection for it."""
-
-    __slots__ = ("_answer", "_around", "_client", "_pieces", "_uncounted")
-
-    def __init__(self, answer: StreamedAnswer, client: ClientStream, pieces: WrittenPieces) -> None:
-        self._answer = answer
-        self._client = client
-        self._pieces = pieces
-        self._around: tuple[bytes, bytes] | None = None
-        """The bytes around a piece's text, once nothing else can stand before it."""
-        self._uncounted: list[str] = []
-        """Texts that may be thoughts, and of which nobody has said yet how many tokens they are."""
-
-    @property
-    def may_wait(self) -> bool:
-        return self._answer.exchange.may_wait
-
-    def begin_anew(self) -> None:
-        """Something stands before the next text."""
-        self._around = None
-
-    def write(self, text: str) -> Pause | None:
-        """As the answer would a Delta of it, but for the accounts."""
-        if (around := self._around) is None:
-            pause = self._answer.write_text(self._client, text)
-            if (exchange := self._answer.exchange).thoughts and exchange.include_usage:
-                self._uncounted.append(text)
-            if text:
-                self._around = self._pieces.around(0)
-            return pause
-        return self._client.write(between(around, text)) if text else None
-
-    def account(self, written: WrittenTexts) -> None:
-        """Account for what was written, behind the events that came before it."""
-        self._answer.count_all()
-        self._answer.exchange.count_text(written)
-        for text, (_, num_tokens) in zip(self._uncounted, written.stamps, strict=False):
-            self._answer.exchange.take_thought(0, text, num_tokens)
-        self._uncounted.clear()
+    def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self.exchange.stamp.envelope(self.exchange.shapes[0].chunk_kind, choices)

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` and `POST /v1/completions`: from a request's headers and body to its answer.
+"""The routes that generate, of all APIs: from a request's headers and body to its answer.
 
 Whatever refuses a request on this way (key, limits, body, fields, model) is an `ApiError`, and is counted here by its
 status. What happens after that, from the wait for a place on, is `answers`'.
@@ -6,27 +6,35 @@ status. What happens after that, from the wait for a place on, is `answers`'.
 
 import logging
 import time
-import uuid
 from functools import lru_cache, partial
 from hashlib import sha256
 
 from fastapi import FastAPI
+from msgspec import structs
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from stageline_api.version import stageline_version
 from stageline_gateway.admission.admission import Permit
 from stageline_gateway.admission.keys import Caller
+from stageline_gateway.admission.request_body import HeldBody
 from stageline_gateway.client_stream import client_of
-from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Answer, Exchange, StreamedAnswer, WholeAnswer
+from stageline_gateway.endpoints.answers import (
+    CLIENT_GONE_CODE,
+    Answer,
+    Exchange,
+    Refuse,
+    StreamedAnswer,
+    WholeAnswer,
+)
 from stageline_gateway.endpoints.direct_routes import add_direct_post
-from stageline_gateway.endpoints.json_answers import error_answer
+from stageline_gateway.endpoints.json_answers import error_answer, new_request_id, refuse_message
 from stageline_gateway.endpoints.services import Services
-from stageline_gateway.endpoints.translated import Refuse, TranslatedAnswer
-from stageline_gateway.errors import ApiError, gateway_failed, not_supported
+from stageline_gateway.endpoints.translated import TranslatedAnswer
+from stageline_gateway.errors import ApiError, gateway_failed, not_stored, not_supported
 from stageline_gateway.groups.routing import SESSION_HEADER
 from stageline_gateway.openai_api.answer_shapes import Stamp
-from stageline_gateway.openai_api.plain_requests import Plain, plain_chat, plain_completion
+from stageline_gateway.openai_api.dialects.prepared import prepare_message, prepare_response
 from stageline_gateway.openai_api.translate import Prepare, Prepared, prepare_chat, prepare_completion
 from stageline_gateway.relay.dispatch import Dispatcher, GenerateJob
 from stageline_gateway.served_models import ServedModel
@@ -38,13 +46,28 @@ logger = logging.getLogger(__name__)
 
 def add_completions(app: FastAPI, services: Services) -> None:
     async def chat_completions(request: Request) -> Response:
-        return await complete(services, prepare_chat, request, plain=plain_chat)
+        return await complete(services, prepare_chat, request)
 
     async def completions(request: Request) -> Response:
-        return await complete(services, prepare_completion, request, plain=plain_completion)
+        return await complete(services, prepare_completion, request)
+
+    async def responses(request: Request) -> Response:
+        return await complete(services, prepare_response, request)
+
+    async def messages(request: Request) -> Response:
+        return await complete(services, prepare_message, request, refuse_message)
 
     add_direct_post(app, "/v1/chat/completions", chat_completions)
     add_direct_post(app, "/v1/completions", completions)
+
+    add_direct_post(app, "/v1/responses", responses)
+    add_direct_post(app, "/v1/messages", messages)
+
+    @app.get("/v1/responses/{response}")
+    @app.delete("/v1/responses/{response}")
+    async def stored_response(request: Request, response: str) -> Response:  # noqa: ARG001 - part of the path
+        services.admission.caller_asking(request.headers)
+        raise not_stored("response")
 
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
@@ -63,12 +86,8 @@ async def complete(
     prepare: Prepare,
     request: Request,
     refuse: Refuse = error_answer,
-    plain: Plain | None = None,
 ) -> Response:
-    """Answer one request, or `refuse` it with an error that is counted by its status.
-
-    `plain` prepares what it can in place of `prepare`, sooner and to the same end.
-    """
+    """Answer one request, or `refuse` it with an error that is counted by its status."""
     arrived = time.monotonic()
     model: ServedModel | None = None
     context = RequestContext.of(request.headers)
@@ -78,14 +97,7 @@ async def complete(
         # Not before: who has no key fills no collector.
         span = services.tracing.begin(request.scope["path"], context.trace)
         with services.admission.body_of(caller) as body:
-            raw = await body.read(request, client_of(request.scope).take_body())
-            prepared = plain(raw) if plain is not None and body.is_quick else None
-            if prepared is None:
-                fields, strict = await body.parsed(raw), services.settings.strict_fields
-                prepared = await body.made(
-                    lambda: prepare(fields, strict), lambda made: (made, fields if made.dialect else None)
-                )
-                del fields
+            prepared = await _prepared(request, body, prepare, services.settings.strict_fields)
             model = services.served.asked_by(caller, prepared.asked.model, services.settings.retry_after_seconds)
             choices, dispatcher = prepared.asked.num_choices, services.fleets.by_namespace[model.namespace].dispatcher
             adapter = dispatcher.backends.discovered.adapter_of(model.name)
@@ -109,8 +121,13 @@ async def complete(
         failure = gateway_failed()
     span.end(failure.status)
     services.metrics.refused(failure.status, model)
-    names = {"x-request-id": context.request_id or f"req-{uuid.uuid4().hex}"}
+    names = {"x-request-id": context.request_id or new_request_id()}
     return refuse(failure, names | ({} if caller is None else services.admission.headers_for(caller)))
+
+
+async def _prepared(request: Request, body: HeldBody, prepare: Prepare, strict: bool) -> Prepared:
+    fields = await body.parsed(await body.read(request, client_of(request.scope).take_body()))
+    return await body.made(lambda: prepare(fields, strict), lambda made: (made, fields if made.dialect else None))
 
 
 def _with_context(
@@ -127,7 +144,7 @@ def _with_context(
     update = {name: value for name, value in known.items() if value is not None}
     if not update:
         return prepared
-    return prepared._replace(generate=prepared.generate.model_copy(update=update))
+    return prepared._replace(generate=structs.replace(prepared.generate, **update))
 
 
 def _answer(
@@ -151,6 +168,7 @@ def _answer(
         cut=services.cut,
         with_logprobs=asked.asked_top_logprobs is not None,
         include_usage=asked.include_usage,
+        keep_alive_seconds=services.settings.keep_alive_seconds,
         num_prompts=asked.num_prompts,
         client_request_id=generate.client_request_id,
         ignored=prepared.ignored,
@@ -158,5 +176,7 @@ def _answer(
         span=span,
     )
     if prepared.dialect is not None:
-        return TranslatedAnswer(exchange, prepared.dialect(exchange.stamp), refuse, asked.stream)
+        dialect = prepared.dialect(exchange.stamp)
+        exchange.id_header = dialect.id_header
+        return TranslatedAnswer(exchange, dialect, refuse, asked.stream)
     return StreamedAnswer(exchange) if asked.stream else WholeAnswer(exchange)

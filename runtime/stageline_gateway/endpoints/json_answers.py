@@ -3,19 +3,21 @@
 A stream has one `data:` line per event, and ends in `[DONE]` if it went well.
 """
 
+import codecs
 import json
 import logging
+import uuid
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from fastapi import FastAPI
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from stageline_gateway.errors import ApiError, gateway_failed
-from stageline_gateway.openai_api.dialects.messages_events import error_body
+from stageline_gateway.openai_api.dialects.messages_events import REQUEST_ID_HEADER, error_body
 
 SSE_DONE: Final = b"data: [DONE]\n\n"
 SSE_HEADERS: Final = {
@@ -29,19 +31,25 @@ ANTHROPICS: Final = "/v1/messages"
 
 
 def encode_json(value: Any) -> bytes:
-    """Compact JSON in ASCII alone.
+    """Compact JSON in ASCII alone; `msgspec.Raw` is JSON already, and a number that JSON has not is null.
 
     Escaping everything else keeps U+2028 and U+0085 out of the stream: clients that split it with a general line
     splitter would cut an event there. It also makes any string encodable.
     """
     try:
-        quick = to_json(value, inf_nan_mode="constants")
-    except ValueError:
-        quick = b"\xff"
-    # What holds nothing else is written so by both; the quick one knows no escapes, and no NaN to refuse.
-    if quick.isascii() and b"NaN" not in quick and b"Infinity" not in quick:
-        return quick
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+        written = msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError):  # half a character, or an integer of more than 64 bits
+        return json.dumps(value, separators=(",", ":"), default=lambda raw: json.loads(bytes(raw))).encode()
+    return written if written.isascii() else written.decode().encode("ascii", _ESCAPES)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError), error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+_ESCAPES: Final = "stageline.json"
+codecs.register_error(_ESCAPES, _escaped)
 
 
 def sse_event(value: Any) -> bytes:
@@ -60,13 +68,27 @@ class JsonAnswer(Response):
         return encode_json(content)
 
 
+def new_request_id() -> str:
+    """Names what was refused before it had an id."""
+    return f"req-{uuid.uuid4().hex}"
+
+
 def error_answer(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonAnswer:
     return _refusal(error, error.body(), headers)
 
 
 def refuse_message(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonAnswer:
     """As Anthropic writes it."""
-    return _refusal(error, error_body(error), headers)
+    given = dict(headers or {})
+    return _refusal(
+        error, error_body(error), {REQUEST_ID_HEADER: given.get("x-request-id") or new_request_id()} | given
+    )
+
+
+def with_request_id(answer: Response) -> Response:
+    """The same, with the id where Anthropic's clients look for it."""
+    answer.headers.setdefault(REQUEST_ID_HEADER, answer.headers.get("x-request-id") or new_request_id())
+    return answer
 
 
 def _refusal(error: ApiError, body: dict[str, Any], headers: Mapping[str, str] | None) -> JsonAnswer:

@@ -4,10 +4,11 @@ Twenty alternatives a token are 14 KiB as objects and a tenth of that as JSON; t
 counts in the room of open requests, so an answer that outgrows it is refused, and a gateway isn't ended by its sum.
 """
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from stageline_api.engine_http import Delta, FinishReason, PromptTokens
 from stageline_gateway.endpoints.json_answers import encode_json
@@ -15,37 +16,6 @@ from stageline_gateway.openai_api.answer_shapes import AnswerShape
 
 PIECE_BYTES: Final = 80
 """What one more string costs beyond its characters."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeptAnswer:
-    """A choice as it was kept. In it, and in `at_top`, marks stand for what is JSON already."""
-
-    choice: dict[str, Any]
-    at_top: dict[str, Any]
-    """Fields of the answer itself, if the choice is the first one."""
-    marked: dict[str, bytes]
-    """Mark -> the JSON that it stands for."""
-
-
-def _marked(written: bytes, marked: dict[str, bytes]) -> str:
-    mark = secrets.token_hex(16)
-    marked[mark] = written
-    return mark
-
-
-def with_kept(body: bytes, answers: Sequence[KeptAnswer]) -> bytes:
-    """`body`, the JSON of an answer, with what its marks stand for; copied once, however many there are.
-
-    What only the first choice says of the answer itself has no mark there for the others.
-    """
-    marked = [(encode_json(mark), kept) for one in answers for mark, kept in one.marked.items()]
-    places = sorted((body.find(mark), mark, kept) for mark, kept in marked)
-    parts, end = list[bytes](), 0
-    for at, mark, kept in (place for place in places if place[0] >= 0):
-        parts += (body[end:at], kept)
-        end = at + len(mark)
-    return b"".join((*parts, body[end:]))
 
 
 @dataclass(slots=True)
@@ -87,22 +57,17 @@ class KeptChoice:
             held_bytes += len(self._prompt[-1]) + PIECE_BYTES
         return held_bytes
 
-    def written(self, reason: FinishReason) -> KeptAnswer:
-        """All that is kept."""
+    def written(self, reason: FinishReason) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All that is kept: the choice, and fields of the answer itself if this is its first choice."""
         choice = self.shape.whole(self.text, reason)
-        marked: dict[str, bytes] = {}
         if self.with_logprobs:
             for name, value in self.shape.logprobs(()).items():
                 self._keep(name, value)
-            lists = [encode_json(name) + b":[" + b",".join(items) + b"]" for name, items in self._lists.items()]
-            rest = [encode_json(name) + b":" + encode_json(value) for name, value in self._rest.items()]
-            choice |= {"logprobs": _marked(b"{" + b",".join(lists + rest) + b"}", marked)}
+            choice |= {"logprobs": self._rest | {name: _list_of(items) for name, items in self._lists.items()}}
         if self.shape.prompt_logprobs is None:
-            return KeptAnswer(choice, {}, marked)
-        told = {"prompt_logprobs": _marked(b"[" + b",".join(self._prompt) + b"]", marked)}
-        if self.shape.tells_prompt_at_top:
-            return KeptAnswer(choice, told, marked)
-        return KeptAnswer(choice | told, {}, marked)
+            return choice, {}
+        told = {"prompt_logprobs": _list_of(self._prompt)}
+        return (choice, told) if self.shape.tells_prompt_at_top else (choice | told, {})
 
     def _keep(self, name: str, value: Any) -> int:
         if not isinstance(value, list):
@@ -112,3 +77,7 @@ class KeptChoice:
         if value:
             kept.append(encode_json(value)[1:-1])
         return len(kept[-1]) + PIECE_BYTES if value else 0
+
+
+def _list_of(items: Sequence[bytes]) -> msgspec.Raw:
+    return msgspec.Raw(b"[" + b",".join(items) + b"]")

@@ -16,14 +16,15 @@ from stageline_gateway.openai_api.dialects.messages_request import (
     MessagesRequest,
 )
 from stageline_gateway.openai_api.dialects.responses_request import (
-    FUNCTION_TOOL_IGNORED,
     ITEM_IGNORED,
     ITEM_REPEATED,
     PART_REPEATED,
     RESPONSES_KNOWN,
+    RESULT_IGNORED,
     ResponsesRequest,
 )
 from stageline_gateway.openai_api.dialects.responses_request import PART_IGNORED as RESPONSE_PART_IGNORED
+from stageline_gateway.openai_api.dialects.responses_tools import FUNCTION_TOOL_IGNORED
 from stageline_gateway.openai_api.known_fields import (
     CALL_IGNORED,
     CALLED_FUNCTION_IGNORED,
@@ -143,14 +144,16 @@ def _asked_about(name: str, rule: dict[str, Any], strict: bool) -> dict[str, Any
     return {"enum": [None] if usual is None else [usual, None]}
 
 
-_ITEMS: Final = ("InputMessage", "InputCall", "InputResult", "InputReasoning")
+_ITEMS: Final = ("InputMessage", "InputCall", "InputCustomCall", "InputResult", "InputReasoning")
 _REPEATED_IN: Final = {**dict.fromkeys(_ITEMS, ITEM_REPEATED), "InputText": PART_REPEATED}
 _IGNORED_IN: Final = {
     **dict.fromkeys(_ITEMS, ITEM_IGNORED),
+    "InputResult": RESULT_IGNORED,
     "InputText": RESPONSE_PART_IGNORED,
     **dict.fromkeys(("TextBlock", "ToolUse", "ToolResult", "Thinking"), BLOCK_IGNORED),
     "CustomTool": TOOL_IGNORED,
     "FunctionTool": FUNCTION_TOOL_IGNORED,
+    "NamespaceTool": TOOL_IGNORED,
     "Turn": frozenset[str](),
     "Tool": TOOL_IGNORED,
     "Function": FUNCTION_IGNORED,

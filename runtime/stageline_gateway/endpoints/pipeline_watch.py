@@ -198,10 +198,10 @@ class PipelineWatch:
         return watch
 
     async def _read(self, calls: EngineCalls, group: GroupEndpoint, watch: _Watch) -> None:
-        stages = await calls.get(f"{group.url}/stages", GroupStages, tls_name=group.tls_name)
+        stages = await calls.get(f"{group.url}/stages", GroupStages.model_validate_json, tls_name=group.tls_name)
         if stages.incarnation != group.incarnation or len(stages.stages) < stages.stage_count:
             raise NoPictureError("The group's stages are not all connected.")
-        clocks = await calls.get(f"{group.url}/clock", GroupClocks, tls_name=group.tls_name)
+        clocks = await calls.get(f"{group.url}/clock", GroupClocks.model_validate_json, tls_name=group.tls_name)
         watch.offsets = _offsets(stages, clocks)
         kept = [watch.stages.setdefault(endpoint.stage, _Stage()) for endpoint in stages.stages]
         reading = (self._read_stage(calls, endpoint, one) for endpoint, one in zip(stages.stages, kept, strict=True))
@@ -210,7 +210,7 @@ class PipelineWatch:
     async def _read_stage(self, calls: EngineCalls, endpoint: StageEndpoint, kept: _Stage) -> None:
         for _ in range(MAX_PAGES):
             url = f"{endpoint.health_url}/timeline?since_seq={kept.since_seq}"
-            page = await calls.get(url, TimelinePage, is_engine=False)
+            page = await calls.get(url, TimelinePage.model_validate_json, is_engine=False)
             kept.take(page)
             if not page.more:
                 return

@@ -9,12 +9,11 @@ from stageline_gateway.served_models import ServedModels
 from stageline_gateway.settings import GatewaySettings
 from stageline_gateway.telemetry.metrics import GatewayMetrics
 from stageline_gateway.telemetry.tracing import Tracing
-from stageline_gateway.whole import Whole
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Passed to every endpoint; one of each per process."""
+    """Passed to every endpoint; one of each."""
 
     settings: GatewaySettings
     metrics: GatewayMetrics
@@ -24,6 +23,4 @@ class Services:
     admission: Admission
     cut: Cut
     """Set when open answers must end now, with an error."""
-    whole: Whole
-    """The gateway that this process is, or is a worker of."""
     tracing: Tracing = field(default_factory=Tracing)

@@ -7,28 +7,28 @@ what will be made of it, and what is large is made in a thread.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from stageline_api.engine_http import (
     Detokenized,
     DetokenizeRequest,
-    Prompt,
     Tokenized,
     TokenizeRequest,
 )
-from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, ignored_header
-from stageline_gateway.endpoints.json_answers import JsonAnswer, error_answer
+from stageline_gateway.endpoints.answers import CLIENT_GONE_CODE, Refuse, ignored_header
+from stageline_gateway.endpoints.json_answers import JsonAnswer, error_answer, refuse_message, with_request_id
 from stageline_gateway.endpoints.services import Services
-from stageline_gateway.endpoints.translated import Refuse
+from stageline_gateway.engine_client.engine_calls import Read
 from stageline_gateway.errors import ApiError, not_ready
 from stageline_gateway.groups.routing import choose, why_not_ready
 from stageline_gateway.large_work import off_the_loop
-from stageline_gateway.openai_api.tokenize_requests import parse_detokenize, parse_tokenize
+from stageline_gateway.openai_api.dialects.prepared import prepare_message
+from stageline_gateway.openai_api.tokenize_requests import only_counted, parse_detokenize, parse_tokenize
 from stageline_gateway.served_models import ServedModel
 from stageline_gateway.telemetry.tracing import RequestContext, RequestSpan
 
@@ -45,7 +45,7 @@ class Question:
     model: str
     path: str
     body: bytes
-    answer: type[BaseModel]
+    read: Read[Any]
     written: Callable[[Any], dict[str, Any]]
     """The engine's answer in the client's form."""
     factor: int
@@ -58,20 +58,23 @@ def tokenize_question(fields: Mapping[str, Any], strict: bool) -> Question:
     options = asked.options
     told = TokenizeRequest(
         prompt=asked.prompt, add_special_tokens=options.add_special_tokens, with_texts=options.return_token_strs
-    ).model_dump_json()
-    return Question(asked.model, "/v1/tokenize", told.encode(), Tokenized, _written_ids, IDS_FACTOR, asked.ignored)
+    ).to_json()
+    return Question(asked.model, "/v1/tokenize", told, Tokenized.from_json, _written_ids, IDS_FACTOR, asked.ignored)
 
 
 def detokenize_question(fields: Mapping[str, Any], strict: bool) -> Question:
     body, ignored = parse_detokenize(fields, strict)
-    told = DetokenizeRequest(token_ids=tuple(body.tokens)).model_dump_json()
-    return Question(body.model, "/v1/detokenize", told.encode(), Detokenized, _written_text, TEXT_FACTOR, ignored)
+    told = DetokenizeRequest(token_ids=tuple(body.tokens)).to_json()
+    return Question(body.model, "/v1/detokenize", told, Detokenized.from_json, _written_text, TEXT_FACTOR, ignored)
 
 
-def counting_question(prompt: Prompt, model: str, ignored: tuple[str, ...]) -> Question:
-    """How many tokens `prompt` has."""
-    asked = TokenizeRequest(prompt=prompt).model_dump_json().encode()
-    return Question(model, "/v1/tokenize", asked, Tokenized, _written_count, IDS_FACTOR, ignored)
+def counting_question(fields: Mapping[str, Any], strict: bool) -> Question:
+    """How many tokens the prompt of a message has."""
+    # The one field that a message must have, and a count doesn't.
+    prepared = prepare_message({"max_tokens": 1, **fields}, strict)
+    told = TokenizeRequest(prompt=only_counted(prepared.generate.prompt)).to_json()
+    read, model = Tokenized.from_json, prepared.asked.model
+    return Question(model, "/v1/tokenize", told, read, _written_count, IDS_FACTOR, prepared.ignored)
 
 
 def _written_ids(done: Tokenized) -> dict[str, Any]:
@@ -101,6 +104,11 @@ def add_tokenize_routes(app: FastAPI, services: Services) -> None:
     @app.post("/detokenize")
     async def answer_detokenize(request: Request) -> Response:
         return await answer_question(services, request, lambda fields: detokenize_question(fields, strict))
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(request: Request) -> Response:
+        ask = partial(counting_question, strict=strict)
+        return with_request_id(await answer_question(services, request, ask, refuse_message))
 
 
 async def answer_question(
@@ -154,5 +162,5 @@ async def _ask(
 
     calls = services.fleets.by_namespace[model.namespace].calls
     url = f"{group.url}{question.path}"
-    done = await calls.post(url, question.body, question.answer, names, group.tls_name, count)
+    done = await calls.post(url, question.body, question.read, names, group.tls_name, count)
     return await off_the_loop(size_bytes, lambda: JsonAnswer(question.written(done)))

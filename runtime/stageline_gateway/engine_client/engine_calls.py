@@ -8,26 +8,34 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import httpx
-from pydantic import BaseModel, ValidationError
 
 from stageline_api.engine_http import EngineError
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineTrust, by_name
-from stageline_gateway.errors import answer_broken, refused_by_engine
+from stageline_gateway.errors import ApiError, answer_broken, refused_by_engine
 from stageline_gateway.large_work import off_the_loop
 
 ANSWER_LIMIT_BYTES: Final = 64 * 1024 * 1024
 
-Answer = TypeVar("Answer", bound=BaseModel)
+Answer = TypeVar("Answer")
+Read = Callable[[bytearray], Answer]
+"""Reads the answer's JSON; raises ValueError."""
 
 
 class EngineCalls:
     """Asks over connections that are kept open; raises ApiError. Never goes through a proxy from the environment."""
 
     def __init__(
-        self, key: EngineKey, trust: EngineTrust, connect_timeout_seconds: float, timeout_seconds: float
+        self,
+        key: EngineKey,
+        trust: EngineTrust,
+        connect_timeout_seconds: float,
+        timeout_seconds: float,
+        retry_after_seconds: float = 2.0,
     ) -> None:
         self._key = key
+        self._timeout_seconds = timeout_seconds
+        self._retry_after_seconds = retry_after_seconds
         self._http = httpx.AsyncClient(
             verify=trust.context,
             timeout=httpx.Timeout(timeout_seconds, connect=connect_timeout_seconds),
@@ -38,17 +46,17 @@ class EngineCalls:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def get(self, url: str, answer: type[Answer], *, is_engine: bool = True, tls_name: str = "") -> Answer:
+    async def get(self, url: str, read: Read[Answer], *, is_engine: bool = True, tls_name: str = "") -> Answer:
         """A stage is asked without the engine's key. By HTTPS, the certificate must be for `tls_name`."""
         headers = self._key.headers if is_engine else {}
         extensions = by_name(tls_name)
-        return await self._ask(httpx.Request("GET", url, headers=headers, extensions=extensions), answer)
+        return await self._ask(httpx.Request("GET", url, headers=headers, extensions=extensions), read)
 
     async def post(
         self,
         url: str,
         body: bytes,
-        answer: type[Answer],
+        read: Read[Answer],
         names: Mapping[str, str],
         tls_name: str = "",
         count: Callable[[int], None] = lambda _: None,
@@ -57,10 +65,10 @@ class EngineCalls:
         headers = {"content-type": "application/json", **names, **self._key.headers}
         extensions = by_name(tls_name)
         request = httpx.Request("POST", url, content=body, headers=headers, extensions=extensions)
-        return await self._ask(request, answer, count)
+        return await self._ask(request, read, count)
 
     async def _ask(
-        self, request: httpx.Request, answer: type[Answer], count: Callable[[int], None] = lambda _: None
+        self, request: httpx.Request, read: Read[Answer], count: Callable[[int], None] = lambda _: None
     ) -> Answer:
         try:
             response = await self._http.send(request, stream=True)
@@ -70,13 +78,19 @@ class EngineCalls:
                 await response.aclose()
                 # It holds the response in turn: both, and the request's body, would wait for the garbage collector.
                 del response.stream
+        except (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout):
+            # It was reached, so it is there, and works on what was asked before.
+            message = f"The engine is busy: it did not answer within {self._timeout_seconds:g} s."
+            raise ApiError(
+                503, message, "server_error", code="overloaded", retry_after_seconds=self._retry_after_seconds
+            ) from None
         except httpx.HTTPError:
             raise answer_broken("The engine does not answer.") from None
         try:
             if response.status_code == httpx.codes.OK:
-                return await _parsed(answer, content)
-            refusal = EngineError.model_validate_json(content)
-        except ValidationError:
+                return await off_the_loop(len(content), lambda: read(content))
+            refusal = EngineError.from_json(content)
+        except ValueError:
             raise answer_broken("The engine's answer can't be read.") from None
         raise refused_by_engine(refusal, "prompt", 1.0)
 
@@ -89,7 +103,3 @@ async def _read(response: httpx.Response, count: Callable[[int], None]) -> bytea
         count(len(chunk))
         content += chunk
     return content
-
-
-async def _parsed(answer: type[Answer], content: bytearray) -> Answer:
-    return await off_the_loop(len(content), lambda: answer.model_validate_json(content))

@@ -1,22 +1,26 @@
-"""Lines of one run to its events: text that is nothing but text by a short way, everything else checked for its order.
+"""The lines of one run as events: each checked for its order, pieces of text that came together put together.
 
-Text goes on at once and is accounted for later, many pieces together, where its taker lets accounts wait; always before
-the next event, and before anybody is told of the run's end.
+A line that is no event, or out of order, fails the run behind the events before it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
-from time import monotonic
+from itertools import groupby
 from typing import assert_never
 
-from pydantic import ValidationError
-
-from stageline_api.engine_http import Admitted, Delta, Event, Failed, Finished, FinishReason, PromptTokens
-from stageline_api.multiplexing import Refused
-from stageline_gateway.engine_client.event_lines import EventLines, plain_text
+from stageline_api.engine_http import (
+    Admitted,
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    PromptTokens,
+    Refused,
+    UnreadableError,
+    read_event,
+)
 from stageline_gateway.engine_client.incoming_lines import IncomingLines, Pause
-from stageline_gateway.engine_client.late_accounts import LateAccounts
 from stageline_gateway.engine_client.run_events import (
     AnswerFailedError,
     EngineEvent,
@@ -24,139 +28,106 @@ from stageline_gateway.engine_client.run_events import (
     EngineRefusedError,
     LossKind,
     TakeEvents,
-    TextTaker,
-    WrittenTexts,
 )
-from stageline_gateway.engine_trust import EngineAddress
+
+_FAILURES = (EngineLostError, EngineRefusedError, AnswerFailedError)
 
 
-@dataclass(slots=True)
-class _Order:
-    """Checks the order of a stream's events: Admitted first and once, nothing after the end."""
-
-    admitted: bool = False
-    finished: bool = False
-    is_over: bool = False
-    """Whether the engine said its last word on it, whatever that was."""
-
-    def check(self, event: Event | Refused) -> EngineEvent:
-        if isinstance(event, Delta) and self.admitted and not self.finished:
-            return event
-        begins = isinstance(event, Admitted | Refused)
-        if self.finished or (begins == self.admitted and not isinstance(event, Failed)):
-            raise EngineLostError(LossKind.PROTOCOL, f"The engine sent '{event.type}' out of order.")
-        self.is_over = isinstance(event, Refused | Failed | Finished)
-        match event:
-            case Admitted():
-                self.admitted = True
-            case Refused(error=error):
-                raise EngineRefusedError(error)
-            case Failed(is_final=True):
-                raise AnswerFailedError(event.message)
-            case Failed():
-                kind = LossKind.HUNG if event.is_suspect else LossKind.ENGINE_FAILED
-                message = f"The engine could not finish the answer: {event.message}"
-                raise EngineLostError(kind, message, had_no_part=event.was_waiting)
-            case Finished(reason=FinishReason.ABORT):
-                raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
-            case Finished():
-                self.finished = True
-            case Delta() | PromptTokens():
-                pass
-            case _:
-                assert_never(event)
-        return event
-
-
-@dataclass(slots=True)
 class EventReader:
-    """Lines to events of one run. A line that is no event, or out of order, fails it behind those before it."""
+    """Gives the events of one run to `take`."""
 
-    take: TakeEvents
-    texts: TextTaker | None
-    """Takes text by itself, once an answer has begun."""
-    limit_seconds: float
-    """How long the engine may be silent now."""
-    stall_seconds: float
-    """And between two pieces of an answer."""
-    engine: EngineAddress
-    late: LateAccounts
-    order: _Order = field(default_factory=_Order)
-    lines: EventLines = field(default_factory=EventLines)
-    _source: IncomingLines | None = None
-    _write: Callable[[str], Pause | None] | None = None
-    """Writes text, while the next that comes is most likely text and nothing else, for which nothing else is to be
-    done."""
-    _unaccounted: list[float | int] = field(default_factory=list)
-    """Of each text when it came, a float, and behind it its tokens: one short list, to which little is added for a
-    token, and nothing else of the text is kept."""
-    _characters: int = 0
-    """Of the same texts."""
-    _may_wait: bool = False
-    """Whether accounts of text may."""
-
-    def __post_init__(self) -> None:
-        self._may_wait = self.texts is not None and self.texts.may_wait
+    def __init__(self, take: TakeEvents, idle_seconds: float, stall_seconds: float) -> None:
+        """The engine may be silent for `idle_seconds`, and for `stall_seconds` once it generates."""
+        self._take = take
+        self.limit_seconds = idle_seconds
+        self._stall_seconds = stall_seconds
+        self._source: IncomingLines | None = None
+        self._is_admitted = False
+        self._is_plain = False
+        """Whether the text is nothing but text. Where reasoning or tool calls are looked for in it, every piece stays
+        by itself: their tokens are counted by the piece, and arguments of calls are streamed by the piece."""
+        self.is_finished = False
+        self.is_over = False
+        """Whether the engine has sent its last event, whatever that was."""
 
     async def read_all(self, source: IncomingLines) -> None:
         """Until the answer's end, or the source's."""
         self._source = source
-        await source.relay(self.read, self.limit_seconds)
+        await source.relay(self._read, self.limit_seconds)
 
-    def read(self, lines: list[bytes]) -> Pause | None:
-        if (write := self._write) is not None and (told := plain_text(lines)) is not None:
-            text, token_ids = told
-            if not self._unaccounted and self._may_wait:
-                self.late.add(self.engine, self.account)
-            self._unaccounted.append(monotonic())
-            self._unaccounted += token_ids
-            self._characters += len(text)
-            pause = write(text)
-            if not self._may_wait:
-                self.account()
-            return pause
-        return self._read_events(lines)
-
-    def account(self) -> None:
-        """Have all text accounted for that was written."""
-        if self._unaccounted and self.texts is not None:
-            written = _told_apart(self._unaccounted, self._characters)
-            self._unaccounted, self._characters = [], 0
-            self.texts.account(written)
-
-    def close(self) -> None:
-        """Nothing more is read."""
-        self.account()
-        self.late.discard(self.engine, self.account)
-
-    def _read_events(self, lines: list[bytes]) -> Pause | None:
-        assert self._source is not None, "read without a source"
-        self.account()
+    def _read(self, lines: Sequence[bytes]) -> Pause | None:
         events: list[EngineEvent] = []
-        try:
-            for found in self.lines.events(lines):
-                event = self.order.check(found)
-                events.append(event)
-                if isinstance(event, Delta) and self.limit_seconds != self.stall_seconds:
-                    self.limit_seconds = self.stall_seconds
-                    self._source.allow_silence(self.stall_seconds)
-                is_steady = self.lines.is_plain and isinstance(event, Delta) and not event.logprobs
-                self._write = self.texts.write if is_steady and self.texts is not None else None
-                if self.order.finished:
-                    break  # whatever an engine says behind that, in this read or another, is nobody's any more
-        except ValidationError:
-            lost = EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.")
-            return self._fail_behind(events, lost)
-        except Exception as error:
-            return self._fail_behind(events, error)
-        if self.order.finished:
+        failure: Exception | None = None
+        for line in lines:
+            if self.is_finished:
+                break  # whatever an engine says behind that is nobody's any more
+            try:
+                events.append(self._checked(read_event(line)))
+            except UnreadableError:
+                failure = EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.")
+                break
+            except _FAILURES as error:
+                failure = error.with_traceback(None)  # nobody may come to raise it
+                break
+        told = list(_joined(events)) if self._is_plain and len(events) > 1 else events
+        if failure is not None:
+            return partial(_fail_after, self._take(told) if told else None, [failure])
+        if self.is_finished and self._source is not None:
             self._source.stop()
-        return self.take(events)
+        return self._take(told)
 
-    def _fail_behind(self, events: list[EngineEvent], error: Exception) -> Pause:
-        if isinstance(error, EngineLostError | EngineRefusedError | AnswerFailedError):
-            error = error.with_traceback(None)  # nobody may come to raise it
-        return partial(_fail_after, self.take(events) if events else None, [error])
+    def _checked(self, event: Event) -> EngineEvent:
+        """`event` where it is in order: Admitted first and once, nothing after the end."""
+        begins = isinstance(event, Admitted | Refused)
+        if begins == self._is_admitted and not isinstance(event, Failed):
+            name = type(event).__struct_config__.tag
+            raise EngineLostError(LossKind.PROTOCOL, f"The engine sent '{name}' out of order.")
+        match event:
+            case Delta():
+                self._allow_silence()
+            case PromptTokens():
+                pass
+            case Admitted():
+                self._is_admitted = True
+                self._is_plain = event.thoughts is None and event.tool_call_format is None
+            case Finished():
+                self.is_over = True
+                if event.reason is FinishReason.ABORT:
+                    raise EngineLostError(LossKind.ABORTED, "The engine aborted the request.")
+                self.is_finished = True
+            case Refused() | Failed():
+                self.is_over = True
+                raise _failure(event)
+            case _:
+                assert_never(event)
+        return event
+
+    def _allow_silence(self) -> None:
+        """From now on the engine generates."""
+        if self.limit_seconds != self._stall_seconds and self._source is not None:
+            self.limit_seconds = self._stall_seconds
+            self._source.allow_silence(self._stall_seconds)
+
+
+def _failure(event: Refused | Failed) -> Exception:
+    if isinstance(event, Refused):
+        return EngineRefusedError(event.error)
+    if event.is_final:
+        return AnswerFailedError(event.message)
+    kind = LossKind.HUNG if event.is_suspect else LossKind.ENGINE_FAILED
+    message = f"The engine could not finish the answer: {event.message}"
+    return EngineLostError(kind, message, had_no_part=event.was_waiting)
+
+
+def _joined(events: Sequence[EngineEvent]) -> Iterator[EngineEvent]:
+    """`events` with one Delta for those that follow each other: no client would have had the first of them sooner."""
+    for is_text, group in groupby(events, lambda event: isinstance(event, Delta) and not event.logprobs):
+        if not is_text:
+            yield from group
+            continue
+        deltas = [event for event in group if isinstance(event, Delta)]
+        ids = tuple(index for delta in deltas for index in delta.token_ids)
+        yield Delta(text="".join(delta.text for delta in deltas), token_ids=ids)
 
 
 async def _fail_after(pause: Pause | None, failures: list[Exception]) -> None:
@@ -165,11 +136,3 @@ async def _fail_after(pause: Pause | None, failures: list[Exception]) -> None:
     if pause is not None:
         await pause()
     raise failures.pop()
-
-
-def _told_apart(unaccounted: Sequence[float | int], characters: int) -> WrittenTexts:
-    """The texts that a reader noted: each of them a float, and its tokens behind it."""
-    begins = [place for place, one in enumerate(unaccounted) if isinstance(one, float)]
-    ends = [*begins[1:], len(unaccounted)]
-    stamps = [(unaccounted[begin], end - begin - 1) for begin, end in zip(begins, ends, strict=True)]
-    return WrittenTexts(stamps, [one for one in unaccounted if isinstance(one, int)], characters)

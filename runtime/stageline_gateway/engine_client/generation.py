@@ -1,22 +1,16 @@
-"""One generation on one engine: POST /v1/generate, or a stream of POST /v1/multiplexed, and its events, one a line.
+"""One generation on one engine: a stream of POST /v1/multiplexed, and its events, one a line.
 
-A request has a connection to itself, or a stream of one that it shares, where the engine offers that and its lines are
-short; leaving `generate` before the answer's end closes connection or stream, for whatever reason: that aborts the
-request in the engine. Its taker gets exactly one Admitted, any number of PromptTokens and of Delta, and
-one Finished, all that came in one read at once; everything else is an `EngineRefusedError`, an `EngineLostError` or an
-`AnswerFailedError`.
+Leaving `generate` before the answer's end closes the stream, for whatever reason: that aborts the request in the
+engine. Its taker gets exactly one Admitted, any number of PromptTokens and of Delta, and one Finished, all that came in
+one read at once; everything else is an `EngineRefusedError`, an `EngineLostError` or an `AnswerFailedError`.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
-from pydantic import ValidationError
-
-from stageline_api.engine_http import EngineError, ErrorCode, GenerateRequest
-from stageline_api.multiplexing import MOST_LINE_BYTES
-from stageline_gateway.engine_client.connection_pool import ConnectionPool
-from stageline_gateway.engine_client.engine_connection import EngineConnection
+from stageline_api.engine_http import EngineError, ErrorCode, GenerateRequest, UnreadableError
+from stageline_api.multiplexing import MOST_LINE_BYTES, QUICK_LINE_BYTES
+from stageline_gateway.engine_client.engine_connections import EngineConnections
 from stageline_gateway.engine_client.event_reader import EventReader
 from stageline_gateway.engine_client.incoming_lines import (
     BROKE,
@@ -24,20 +18,15 @@ from stageline_gateway.engine_client.incoming_lines import (
     IncomingLines,
     SilentEngineError,
 )
-from stageline_gateway.engine_client.late_accounts import LateAccounts
-from stageline_gateway.engine_client.multiplexed import HTTP_OK, PERIOD_SECONDS, NotConnectedError, NotSharedError
+from stageline_gateway.engine_client.multiplexed import NotConnectedError, NotOpenedError
 from stageline_gateway.engine_client.run_events import (
     EngineLostError,
     EngineRefusedError,
     LossKind,
     TakeEvents,
-    TextTaker,
 )
-from stageline_gateway.engine_client.written_request import written
 from stageline_gateway.engine_key import KEY_NOT_TAKEN, EngineKey
 from stageline_gateway.engine_trust import EngineAddress, EngineTrust
-
-GENERATE_PATH: Final = "/v1/generate"
 
 
 class _UsedUpError(Exception):
@@ -56,18 +45,10 @@ class EngineTimeouts:
 class EngineClient:
     """Asks engines. Never goes through a proxy from the environment."""
 
-    def __init__(
-        self,
-        timeouts: EngineTimeouts,
-        key: EngineKey,
-        trust: EngineTrust | None = None,
-        period_seconds: float = PERIOD_SECONDS,
-    ) -> None:
-        """What comes faster than it can be given out is given out once in `period_seconds`."""
-        self._pool = ConnectionPool(timeouts.connect_seconds, trust or EngineTrust(), period_seconds)
+    def __init__(self, timeouts: EngineTimeouts, key: EngineKey, trust: EngineTrust | None = None) -> None:
+        self._connections = EngineConnections(timeouts.connect_seconds, trust or EngineTrust())
         self._timeouts = timeouts
         self._key = key
-        self._late = LateAccounts()
 
     async def generate(
         self,
@@ -75,84 +56,32 @@ class EngineClient:
         request: GenerateRequest,
         take: TakeEvents,
         on_open: Callable[[IncomingLines], None] = lambda _: None,
-        *,
-        texts: TextTaker | None = None,
-        shares: bool = False,
     ) -> None:
-        """Give the events of `request` on `engine` to `take`; raises the three errors, or what it does.
-
-        Once an answer has begun, text goes to `texts` where there is one; all of it has been accounted for when this
-        ends, in whatever way. With `shares` the engine lets requests share a connection.
-        """
+        """Give the events of `request` on `engine` to `take`; raises the three errors, or what it does."""
         asked = _Asked(engine, request, on_open)
-        shares = shares and _has_short_lines(request) and asked.line_bytes <= MOST_LINE_BYTES
-        limits = self._timeouts.idle_seconds, self._timeouts.stall_seconds
-        reader = EventReader(take, texts, *limits, engine, self._late)
+        reader = EventReader(take, self._timeouts.idle_seconds, self._timeouts.stall_seconds)
         try:
-            await self._ask_to_the_end(asked, reader, shares)
-        except EngineLostError:
-            reader.account()
-            self._late.bring_up_to_date(engine)  # others may have shown, before this, that it answers
-            raise
-        finally:
-            reader.close()
-
-    def close(self) -> None:
-        """Close the connections that rest, and those that are shared."""
-        self._pool.close()
-
-    async def _ask_to_the_end(self, asked: "_Asked", reader: EventReader, shares: bool) -> None:
-        try:
-            await self._ask(asked, reader, shares)
+            await self._ask(asked, reader)
         except ConnectionBrokenError as error:
             raise EngineLostError(LossKind.CONNECTION_LOST, str(error), error.is_echo) from None
         except SilentEngineError:
             raise EngineLostError(LossKind.STALLED, f"The engine was silent for {reader.limit_seconds:g} s.") from None
-        if not reader.order.finished:
+        if not reader.is_finished:
             raise EngineLostError(LossKind.CONNECTION_LOST, "The engine closed the connection before the answer's end.")
 
-    async def _ask(self, asked: "_Asked", reader: EventReader, shares: bool) -> None:
-        """On a connection that others use too or, where there is none, on its own."""
-        if shares:
-            try:
-                await _once_more(self._share, asked, reader)
-                return
-            except NotSharedError as error:
-                refusal = _refusal(error.status, error.body)
-                if isinstance(refusal, EngineLostError) and refusal.message == KEY_NOT_TAKEN:
-                    raise refusal from None
-                self._pool.keep_apart(asked.engine)
-        await _once_more(self._exchange, asked, reader)
+    def close(self) -> None:
+        """Close all connections."""
+        self._connections.close()
+
+    async def _ask(self, asked: "_Asked", reader: EventReader) -> None:
+        """Once, and again where the connection had ended before anybody knew."""
+        try:
+            await self._exchange(asked, reader, False)
+        except _UsedUpError:
+            await self._exchange(asked, reader, True)
 
     async def _exchange(self, asked: "_Asked", reader: EventReader, is_second: bool) -> None:
-        """On a connection of its own."""
-        connection, was_used = await self._open(asked, is_second)
-        try:
-            asked.on_open(connection)
-            connection.post(asked.engine.host, GENERATE_PATH, asked.take_line(), self._key.authorization)
-            if await connection.head(reader.limit_seconds) != HTTP_OK:
-                raise _refusal(connection.status, await connection.body(reader.limit_seconds))
-            await reader.read_all(connection)
-        except ConnectionBrokenError:
-            if was_used and not connection.has_heard:
-                raise _UsedUpError from None
-            raise
-        finally:
-            self._pool.give_back(asked.engine, connection, ended_well=reader.order.finished)
-            connection.forget_failure()
-
-    async def _open(self, asked: "_Asked", is_second: bool) -> tuple[EngineConnection, bool]:
-        try:
-            return await self._pool.take(asked.engine, is_new=is_second)
-        except (OSError, ValueError):  # TimeoutError is an OSError
-            raise _not_connected(is_second) from None
-
-    async def _share(self, asked: "_Asked", reader: EventReader, is_second: bool) -> None:
-        """On a connection that others use too."""
-        shared = self._pool.share(asked.engine, self._key.authorization)
-        if shared is None:
-            await self._exchange(asked, reader, is_second)
-            return
+        shared = self._connections.share(asked.engine, self._key.authorization, is_long=asked.is_long)
         stream = shared.stream()
         try:
             asked.on_open(stream)
@@ -160,6 +89,8 @@ class EngineClient:
             await reader.read_all(stream)
         except NotConnectedError:
             raise _not_connected(is_second) from None
+        except NotOpenedError as error:
+            raise _refusal(error.status, error.body) from None
         except ConnectionBrokenError:
             if stream.may_be_stale and not stream.has_heard and not is_second:
                 raise _UsedUpError from None
@@ -168,7 +99,7 @@ class EngineClient:
             stream.doubt()
             raise
         finally:
-            stream.close(is_over=reader.order.is_over)
+            stream.close(is_over=reader.is_over)
 
 
 class _Asked:
@@ -180,29 +111,26 @@ class _Asked:
         self.engine = engine
         self.on_open = on_open
         self._request = request
-        self._line: bytes | None = written(request)
-        self.line_bytes = len(self._line)
+        self._line: bytes | None = request.to_json()
+        self._check_length(len(self._line))
+        self.is_long = len(self._line) > QUICK_LINE_BYTES or _has_long_lines(request)
+        """Whether others would wait for its lines."""
 
     def take_line(self) -> bytes:
         """For who sends it."""
         line, self._line = self._line, None
-        return written(self._request) if line is None else line
+        return self._request.to_json() if line is None else line
+
+    @staticmethod
+    def _check_length(num_bytes: int) -> None:
+        if num_bytes > MOST_LINE_BYTES:
+            message = f"The request takes {num_bytes} bytes on its way to the engine; at most {MOST_LINE_BYTES} may be."
+            raise EngineRefusedError(EngineError(code=ErrorCode.INVALID_VALUE, message=message))
 
 
-_Exchange = Callable[[_Asked, EventReader, bool], Awaitable[None]]
-
-
-async def _once_more(exchange: _Exchange, asked: _Asked, reader: EventReader) -> None:
-    """Once, and again where the connection had ended before anybody knew."""
-    try:
-        await exchange(asked, reader, False)
-    except _UsedUpError:
-        await exchange(asked, reader, True)
-
-
-def _has_short_lines(request: GenerateRequest) -> bool:
-    """Whether no line of its answer is so long that others would wait for it."""
-    return request.sampling.top_logprobs is None and request.sampling.prompt_told is None
+def _has_long_lines(request: GenerateRequest) -> bool:
+    """Whether its answer has lines so long that others would wait for them."""
+    return request.sampling.top_logprobs is not None or request.sampling.prompt_told is not None
 
 
 def _not_connected(is_second: bool) -> EngineLostError:
@@ -213,9 +141,9 @@ def _not_connected(is_second: bool) -> EngineLostError:
 
 def _refusal(status: int, body: bytes) -> EngineRefusedError | EngineLostError:
     try:
-        error = EngineError.model_validate_json(body)
+        error = EngineError.from_json(body)
         if error.code is not ErrorCode.KEY_MISSING:
             return EngineRefusedError(error)
         return EngineLostError(LossKind.PROTOCOL, KEY_NOT_TAKEN, had_no_part=True)
-    except ValidationError:
+    except UnreadableError:
         return EngineLostError(LossKind.PROTOCOL, f"The engine answered with status {status}.")

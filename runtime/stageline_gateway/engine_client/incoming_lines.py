@@ -3,13 +3,13 @@
 `relay` hands all lines of one arrival to its taker at once, in the very call that brought them: no task wakes for a
 token. What the taker can't take yet waits in a short queue, and then its source is held. A wait ends when what is
 waited for comes, when the answer ends, when the engine has been silent for too long, or when somebody interrupts it:
-never later. Where the lines come from is a subclass's: a connection of its own, or one that is shared.
+never later. Where the lines come from is a subclass's: a connection, or a stream of one.
 """
 
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 Pause = Callable[[], Awaitable[None]]
@@ -38,8 +38,7 @@ class SilentEngineError(Exception):
 
 
 class IncomingLines(ABC):
-    """What a reader sees of an answer. The subclass adds to `_lines` and calls `_heard`, then `_arrived`; or whoever
-    has whole lines calls `bring`, which does all of that."""
+    """What a reader sees of an answer; its source calls `bring`."""
 
     most_waiting = 256
     """Lines that a slow reader may leave here before their source is held."""
@@ -49,10 +48,6 @@ class IncomingLines(ABC):
         self._timer: asyncio.TimerHandle | None = None
         self.heard_at = float("-inf")
         """When anything of it last came, by the loop's clock."""
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin anew, with no line and nobody who waits."""
         self._lines: list[bytes] = []
         self._is_complete = self._is_held = self._is_stopped = False
         self.has_heard = False
@@ -158,17 +153,17 @@ class IncomingLines(ABC):
 
     # Towards the source
 
-    def _heard(self) -> None:
-        """Something of this answer came."""
-        self.heard_at = self._loop.time()
-        self.has_heard = True
+    def bring(self, lines: Sequence[bytes], at: float) -> None:
+        """Lines have come `at` that time of the loop's clock; blank ones, or none, say only that their source is there.
 
-    def _arrived(self) -> None:
-        """Give out what has come. A reader that leaves too much here has its source held."""
+        A reader that leaves too much here has its source held.
+        """
+        self.heard_at, self.has_heard = at, True
+        self._lines += [line for line in lines if line]
         if self._take is not None:
-            self._silent_since = self.heard_at
+            self._silent_since = at
             if self._lines:
-                self.bring(self._taken_lines(), self.heard_at)
+                self._hand_over(self._take)
         elif self._lines:
             self._wake()
         if self._is_complete:
@@ -177,22 +172,9 @@ class IncomingLines(ABC):
             self._is_held = True
             self._hold()
 
-    def bring(self, lines: list[bytes], at: float) -> None:
-        """Whole lines of an answer that goes on have come `at` that time of the loop's clock, one at least; blank ones
-        say only that its source is there.
-
-        What `_heard`, adding them and `_arrived` come to. This is every token's way: what it calls is few.
-        """
-        take = self._take  # where there is one, nothing waits to be taken
-        if take is None or b"" in lines:
-            self._heard()
-            self._lines += [line for line in lines if line]
-            self._arrived()
-            return
-        self.heard_at = self._silent_since = at
-        self.has_heard = True
+    def _hand_over(self, take: TakeLines) -> None:
         try:
-            pause = take(lines)
+            pause = take(self._taken_lines())
         except Exception as error:
             self._end_wait(error)
             return

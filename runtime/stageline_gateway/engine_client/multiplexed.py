@@ -2,10 +2,8 @@
 
 It is there at once: what is asked while it opens goes out when it is open, and whoever waits then waits as on any
 answer, so that each can leave by itself. What came in one read is given out by stream, all lines of a stream at once,
-in the call that read it: so the tokens of a step cost one read, however many streams they are for. Where that took
-long, nothing more of it is given out for as long, and longer where tokens come too fast to be given out one by one: new
-requests have their turn, and what comes meanwhile is read and written to clients in fewer and larger pieces, so that a
-gateway that is short of time does less of what costs it most.
+in the call that read it: so the tokens of a step cost one read, however many streams they are for. What arrives
+while the gateway is busy waits in the kernel, and is written to clients in fewer and larger pieces.
 
 A stream whose reader is slow is held in the engine; the others go on. The connection's end is the end of all its
 streams, each of which says so where it is waited for. Lines of a stream that nobody reads any more are dropped, and a
@@ -16,14 +14,12 @@ takes no more of them, and ends with the last that it has.
 import asyncio
 import logging
 import math
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, UnreadableLineError, Word, stream_number
 from stageline_gateway.engine_client.engine_connection import EngineConnection
-from stageline_gateway.engine_client.incoming_lines import BROKE, ConnectionBrokenError, IncomingLines, Pause
+from stageline_gateway.engine_client.incoming_lines import BROKE, ConnectionBrokenError, IncomingLines
 
 logger = logging.getLogger(__name__)
 
@@ -31,24 +27,8 @@ HTTP_OK: Final = 200
 MOST_WAITING_LINES: Final = 16384
 """Of all streams; each of them holds far fewer itself."""
 MOST_UNSENT_BYTES: Final = 1024 * 1024
-"""Of requests that the engine has not read yet: with more, the next has a connection to itself. What is asked while the
+"""Of requests that the engine has not read yet: with more, the next opens another connection. What is asked while the
 connection opens isn't counted, and goes out at once then: a burst with a connection each would come before it."""
-SHORT_SECONDS: Final = 1.5e-3
-"""Who gave out for no longer than this goes on at once, unless it is behind."""
-TRIFLE_SECONDS: Final = 0.5e-3
-"""Who gave out for no longer than this is not behind: it was one answer's end, or few lines that came in two reads."""
-MOST_REST_SECONDS: Final = 10e-3
-"""However long giving out took, for who is not behind."""
-LEAST_REST_SECONDS: Final = 10e-3
-"""For who is behind."""
-PERIOD_SECONDS: Final = 14e-3
-"""From one giving out to the next at least, for who is behind and has a core: workers of a gateway have fewer streams
-each and are through with them sooner, and would write the more pieces the more workers there are."""
-MANY_LINES: Final = 2
-"""Of a stream in one read, on average."""
-LARGE_SHARE: Final = 0.5
-"""Of its time. It is behind where giving out each of many lines by itself would take as much. A rest brings many lines
-by itself, but not this: so nothing rests for long because it did before."""
 UNREADABLE: Final = "The engine sent a line that can't be read."
 
 Connect = Callable[[], Awaitable[EngineConnection]]
@@ -59,8 +39,8 @@ class NotConnectedError(Exception):
     """There is no connection to be had."""
 
 
-class NotSharedError(Exception):
-    """The engine has no connection for many streams; what it said instead."""
+class NotOpenedError(Exception):
+    """The engine did not open the connection; what it said instead."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status)
@@ -122,12 +102,9 @@ class MultiplexedConnection:
         authorization: str,
         idle_seconds: float,
         on_end: Callable[["MultiplexedConnection"], None],
-        period_seconds: float = PERIOD_SECONDS,
     ) -> None:
-        """It closes itself when it has had no stream for `idle_seconds`; `on_end` is called when no more can be had.
-        Who is behind gives out once in `period_seconds`."""
+        """It closes itself when it has had no stream for `idle_seconds`; `on_end` is called when no more can be had."""
         self._idle_seconds = idle_seconds
-        self._period_seconds = period_seconds
         self._on_end = on_end
         self._streams: dict[bytes, MultiplexedStream] = {}
         """By number, as it is written: there is one way to write each."""
@@ -135,8 +112,6 @@ class MultiplexedConnection:
         self._unsent: dict[int, ClientLine] | None = {}
         """What is asked while it opens; None once it is open."""
         self._has_rested = self._is_retired = False
-        self._gave_out_at = -math.inf
-        """When lines were last given out, by the monotonic clock."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._connection: EngineConnection | None = None
         self._ended: Exception = ConnectionBrokenError(BROKE)
@@ -219,7 +194,7 @@ class MultiplexedConnection:
             await connection.relay(self._give_out, math.inf)
             for stream in self._streams.values():
                 stream.may_be_stale = True  # what it asked may have crossed this end, which the engine chose
-        except (OSError, ValueError, NotSharedError, ConnectionBrokenError) as error:
+        except (OSError, ValueError, NotOpenedError, ConnectionBrokenError) as error:
             self._ended = error.with_traceback(None)
         except Exception as error:  # a bug; nobody would wait for this task's end
             logger.exception("a bug in the gateway: %s", type(error).__name__)
@@ -229,7 +204,7 @@ class MultiplexedConnection:
         connection.most_waiting = MOST_WAITING_LINES
         connection.post_openly(host, MULTIPLEXED_PATH, authorization)
         if (status := await connection.head(math.inf)) != HTTP_OK:
-            raise NotSharedError(status, await connection.body(math.inf))
+            raise NotOpenedError(status, await connection.body(math.inf))
         unsent, self._unsent = self._unsent or {}, None
         for number, line in unsent.items():
             self.open(self._streams[b"%d" % number], line)
@@ -249,59 +224,26 @@ class MultiplexedConnection:
         for place, stream in enumerate(streams):
             stream.broke(_told(self._ended, is_echo=place > 0))
 
-    def _give_out(self, lines: list[bytes]) -> Pause | None:
-        """Give each stream its lines; what comes while others have their turn then is given out together.
-
-        Raises UnreadableLineError for a line without a stream's number.
-        """
+    def _give_out(self, lines: list[bytes]) -> None:
+        """Give each stream its lines. Raises UnreadableLineError for a line without a stream's number."""
         self._has_rested = False
-        began = time.monotonic()
-        last: dict[bytes, bytes] = {}
+        of_streams: dict[bytes, list[bytes]] = {}
         for line in lines:
             number, _, event = line.partition(b" ")
-            last[number] = event
-        # A step's lines, which is what comes at nearly all times, are of a stream each.
-        of_streams = None if len(last) == len(lines) else _by_stream(lines)
-        streams, at = self._streams, self.heard_at
-        for number, event in last.items():
-            if (stream := streams.get(number)) is not None:
-                stream.bring([event] if of_streams is None else of_streams[number], at)
+            of_streams.setdefault(number, []).append(event)
+        at = self.heard_at
+        for number, events in of_streams.items():
+            if (stream := self._streams.get(number)) is not None:
+                stream.bring(events, at)
             else:
                 stream_number(number)  # of one that nobody reads any more, if it is a number
-        since, self._gave_out_at = began - self._gave_out_at, began
-        took = time.monotonic() - began
-        rest_seconds = _rest_seconds(took, since, len(lines) / len(last), self._period_seconds)
-        return partial(self._read_nothing_for, rest_seconds) if rest_seconds else None
-
-    async def _read_nothing_for(self, seconds: float) -> None:
-        assert self._connection is not None, "lines of no connection"
-        await self._connection.read_nothing_for(seconds)
-
-
-def _rest_seconds(took: float, since: float, lines_each: float, period_seconds: float) -> float:
-    """For how long nothing is given out after so many lines of each stream were, in so long, and so long after the last
-    time began."""
-    if took <= TRIFLE_SECONDS:
-        return 0.0
-    if lines_each >= MANY_LINES and lines_each * took >= LARGE_SHARE * since:
-        return max(LEAST_REST_SECONDS, period_seconds - took)
-    return 0.0 if took <= SHORT_SECONDS else min(took, MOST_REST_SECONDS)
-
-
-def _by_stream(lines: Sequence[bytes]) -> dict[bytes, list[bytes]]:
-    """The lines of each stream, by its number."""
-    of_streams: dict[bytes, list[bytes]] = {}
-    for line in lines:
-        number, _, event = line.partition(b" ")
-        of_streams.setdefault(number, []).append(event)
-    return of_streams
 
 
 def _told(ended: Exception, *, is_echo: bool) -> Exception:
     """What a stream hears of how its connection ended; each is raised by itself."""
     match ended:
-        case NotSharedError(status=status, body=body):
-            return NotSharedError(status, body)
+        case NotOpenedError(status=status, body=body):
+            return NotOpenedError(status, body)
         case UnreadableLineError():
             return ConnectionBrokenError(UNREADABLE, is_echo)
         case OSError() | ValueError():

@@ -1,4 +1,4 @@
-"""What a run of a request on an engine tells the rest of the gateway: its events, its text, and how it may fail.
+"""What a run of a request on an engine tells the rest of the gateway: its events, and how it may fail.
 
 A run is one generation on one engine. Exactly one Admitted comes of it, any number of PromptTokens and of Delta, and
 one Finished; or one of three errors, each of which says what it was.
@@ -7,7 +7,6 @@ one Finished; or one of three errors, each of which says what it was.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
 
 from stageline_api.engine_http import Admitted, Delta, EngineError, Finished, PromptTokens
 from stageline_gateway.engine_client.incoming_lines import Pause
@@ -27,37 +26,6 @@ one Finished, however many engines took part."""
 
 TakeEvents = Callable[[Sequence[EngineEvent]], Pause | None]
 """Takes the next events of one run, at once and never none."""
-
-
-class WrittenTexts(NamedTuple):
-    """Texts that were written, one behind the other."""
-
-    stamps: Sequence[tuple[float, int]]
-    """When each came, by the monotonic clock in seconds, and of how many tokens it is."""
-    token_ids: Sequence[int]
-    """Of all of them."""
-    characters: int
-    """Of all of them."""
-
-
-class TextTaker(Protocol):
-    """Takes text by itself, as it would Deltas of it: nearly all there is of an answer is told in this way, which makes
-    no event of it.
-
-    What is to be accounted for may come later, many pieces at once (`late_accounts`), but always before an event, the
-    end, or that anybody is told of the loss of this engine.
-    """
-
-    @property
-    def may_wait(self) -> bool:
-        """Whether accounts may wait; else each piece is accounted for when it has been written."""
-
-    @property
-    def write(self) -> Callable[[str], Pause | None]:
-        """Writes the next text, at once."""
-
-    def account(self, written: WrittenTexts) -> None:
-        """Account for what was written since the last time."""
 
 
 class LossKind(StrEnum):

@@ -68,7 +68,8 @@ class DiscoveredGroups:
 
     def accept(self, endpoints: Endpoints, problem: str = "") -> None:
         """Put a version in force. `problem` says what of it is older than it should be."""
-        if (self.problem and not problem) or endpoints != self.current or not self.ever_read:
+        is_news = endpoints != self.current or not self.ever_read
+        if (self.problem and not problem) or is_news:
             ready = sum(group.ready for group in endpoints.groups)
             logger.info("%s read: groups=%d ready=%d", self.source, len(endpoints.groups), ready)
         now = self.clock()
@@ -82,7 +83,8 @@ class DiscoveredGroups:
         else:
             self.problem = ""
             self.on_problem(False)
-        self.on_change(endpoints)
+        if is_news:  # else who waits would be woken by every event of some pod
+            self.on_change(endpoints)
 
     def is_suspended(self, model: str) -> bool:
         """Whether no group of `model` will come until a person says so."""
@@ -264,7 +266,8 @@ class Backends:
 
     def set_breaker(self, key: str, breaker: CircuitBreaker) -> None:
         if breaker is CLOSED:
-            self.breakers.pop(key, None)
+            if self.breakers.pop(key, CLOSED).openings:
+                self.notify()
         else:
             self.breakers[key] = breaker
 
@@ -284,6 +287,11 @@ class Backends:
     def answered(self, key: str) -> None:
         if key in self.breakers:
             self.set_breaker(key, self.breaker_of(key).answered())
+
+    def breakers_open_at(self, model: str) -> list[float]:
+        """When each group of `model` whose breaker isn't closed may be asked again, by `clock`."""
+        breakers = (self.breaker_of(identity(group)) for group in self.discovered.groups_of(model))
+        return [breaker.shut_until_seconds for breaker in breakers if not breaker.is_closed]
 
     def open_breakers(self, model: str) -> int:
         """How many groups of `model` have a breaker that isn't closed."""

@@ -1,9 +1,10 @@
-"""Which groups exist, in a cluster: pods and PipelineModels of a namespace, listed again and again, and watched.
+"""Which groups exist, in a cluster: pods and PipelineModels of a namespace, each kept up to date by a reflector.
 
-Each watch lasts `relist_seconds` at most; then everything is listed anew and replaces what was known, so an event that
-never came can't leave a ghost for longer (its engine's failing probe takes it out of use long before). While the API
-server can't be reached the last version stays in force. Where it answers that this gateway may not read, that is
-forgotten after `FORGET_SECONDS`: the Role was taken away, or went with its namespace, whose names shall be free.
+A full list replaces what was known every `relist_seconds`, so an event that never came can't leave a ghost for longer
+(its engine's failing probe takes it out of use long before). While the API server can't be reached the last version
+stays in force. An object that makes no sense affects no other: its own last good version is used, if there is one, and
+the problem is logged and shown in a metric. Where the API server answers that this gateway may not read, what was known
+is forgotten after `FORGET_SECONDS`: the Role was taken away, or went with its namespace, whose names shall be free.
 
 The gateway's service account needs, in each namespace that it serves: `get`, `list` and `watch` of `pods` (core), and
 of `pipelinemodels` (group `stageline.dev`), and `get` of the one Secret that holds the engines' keys. It reads nothing
@@ -14,8 +15,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,20 +23,25 @@ from stageline_api.engine_access import KEYS_ENTRY, KEYS_SECRET
 from stageline_api.resource import pipeline_model
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.groups.backends import DiscoveredGroups
-from stageline_gateway.groups.pod_endpoints import STAGE_0_SELECTOR, endpoints_of
-from stageline_kubernetes.client import KubeApi
+from stageline_gateway.groups.pod_endpoints import STAGE_0_SELECTOR, check_model, check_pod, endpoints_of
+from stageline_kubernetes.client import KubeApi, Listing
 from stageline_kubernetes.errors import ApiError
 from stageline_kubernetes.login import load_configuration
+from stageline_kubernetes.reflector import Reflector
 from stageline_kubernetes.resources import ApiResource
 
 PODS: Final = ApiResource("Pod", "", "v1", "pods")
 SECRETS: Final = ApiResource("Secret", "", "v1", "secrets")
 MODELS: Final = ApiResource(pipeline_model.KIND, pipeline_model.GROUP, pipeline_model.VERSION, pipeline_model.PLURAL)
 REQUEST_SECONDS: Final = 15.0
-FIRST_PAUSE_SECONDS: Final = 0.5
-LONGEST_PAUSE_SECONDS: Final = 10.0
 _FORBIDDEN: Final = 403
+FORBIDDEN_KEY_SECONDS: Final = 10.0
+"""Between two looks for keys that may not be read."""
 FORGET_SECONDS: Final = 300.0
+MAX_NAMED: Final = 5
+"""Objects that make no sense are named up to so many, in the log and the state."""
+KNOWN_KEY_SECONDS: Final = 30.0
+"""Between two looks whether the engines' keys have changed."""
 KEY_SECONDS: Final = 1.0
 """Between two looks for the engines' keys while none is known."""
 
@@ -48,15 +53,14 @@ def check_login() -> None:
     asyncio.run(load_configuration())
 
 
-class UnreadableObjectsError(Exception):
-    """Pods and PipelineModels could be had, and one of them makes no sense."""
-
-
 @dataclass(slots=True)
 class _Kind:
-    """One kind of object, and what is known of it by uid; None before the first list."""
+    """One kind of object, and what is known of it by uid; None before the first list. A reflector feeds it."""
 
     resource: ApiResource
+    check: Callable[[Mapping[str, Any]], None]
+    """Raises, whatever it may be, for an object that makes no sense."""
+    discovery: "KubernetesDiscovery"
     selector: str = ""
     objects: dict[str, Mapping[str, Any]] | None = None
     heard_at: float = field(default_factory=time.monotonic)
@@ -65,20 +69,65 @@ class _Kind:
     """Why they can't be had now."""
     forbidden_since: float | None = None
     """When the API server began to refuse them without a break."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Objects that make no sense, by uid, each with why."""
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Apply one watch event."""
-        known, changed = self.objects, event["object"]
+    def listed(self, listing: Listing) -> None:
+        """Put a list in place of all that was known, but for the last good versions of what makes no sense."""
+        before, self.objects, self.unreadable = self.objects or {}, {}, {}
+        for each in listing.items:
+            self._put(each, before)
+        self._note_contact()
+
+    def heard(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Apply the events of a watch."""
+        known = self.objects
         assert known is not None, "watched before it was listed"
-        match event["type"]:
-            case "ADDED" | "MODIFIED":
-                known[changed["metadata"]["uid"]] = changed
-            case "DELETED":
-                known.pop(changed["metadata"]["uid"], None)
-            case "BOOKMARK":
-                pass
-            case other:
-                raise ValueError(f"a watch event of type {other!r}")
+        for event in events:
+            if event["type"] == "DELETED":
+                known.pop(_uid_of(event["object"]), None)
+                self.unreadable.pop(_uid_of(event["object"]), None)
+            else:
+                self._put(event["object"], known)
+        self._note_contact()
+
+    def failed(self, error: ApiError) -> None:
+        """Forget what may not be read for long."""
+        now, self.problem = time.monotonic(), str(error)[:300]
+        if error.status != _FORBIDDEN:
+            self.forbidden_since = None
+        else:
+            self.problem = f"this gateway's Role there is missing or allows too little ({self.problem})"
+            self.forbidden_since = now if self.forbidden_since is None else self.forbidden_since
+            if self.objects and now - self.forbidden_since >= self.discovery.forget_seconds:
+                self.objects = {}
+        self.discovery.tell()
+
+    def _note_contact(self) -> None:
+        self.heard_at, self.problem, self.forbidden_since = time.monotonic(), "", None
+        self.discovery.tell()
+
+    def _put(self, changed: Mapping[str, Any], before: Mapping[str, Mapping[str, Any]]) -> None:
+        known = self.objects
+        assert known is not None, "nothing was listed"
+        uid = _uid_of(changed)
+        try:
+            if not uid:
+                raise ValueError("it has no uid")
+            self.check(changed)
+        except Exception as error:  # of any kind: nothing checks what somebody writes into a status
+            self.unreadable[uid] = f"{self._name_of(changed)} makes no sense ({type(error).__name__}: {error})"[:300]
+            if uid in before:
+                known[uid] = before[uid]
+        else:
+            self.unreadable.pop(uid, None)
+            known[uid] = changed
+
+    def _name_of(self, changed: Mapping[str, Any]) -> str:
+        try:
+            return f"{self.resource.kind} {changed['metadata']['name']}"
+        except (KeyError, TypeError):
+            return f"a {self.resource.kind} without a name"
 
 
 @dataclass(slots=True)
@@ -87,10 +136,13 @@ class KubernetesDiscovery:
 
     namespace: str
     discovered: DiscoveredGroups
-    relist_seconds: int
+    relist_seconds: float
     key: EngineKey
     forget_seconds: float = FORGET_SECONDS
-    _kinds: tuple[_Kind, _Kind] = field(default_factory=lambda: (_Kind(PODS, STAGE_0_SELECTOR), _Kind(MODELS)))
+    _kinds: tuple[_Kind, _Kind] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kinds = (_Kind(PODS, check_pod, self, STAGE_0_SELECTOR), _Kind(MODELS, check_model, self))
 
     def age_seconds(self) -> float:
         """How long ago the API server was last heard of the kind that it has been silent about the longest."""
@@ -105,23 +157,16 @@ class KubernetesDiscovery:
         api = KubeApi(
             await load_configuration(), read_timeout_seconds=REQUEST_SECONDS, tries=1, user_agent="stageline-gateway"
         )
+        reflectors = (
+            Reflector(api, kind.resource, self.namespace, kind.selector, kind, self.relist_seconds)
+            for kind in self._kinds
+        )
         try:
-            await asyncio.gather(self._keep_key(api), *(self._keep(api, kind) for kind in self._kinds))
+            async with asyncio.TaskGroup() as tasks:
+                for each in (self._keep_key(api), *(each.run() for each in reflectors)):
+                    tasks.create_task(each)
         finally:
             await api.close()
-
-    async def _keep(self, api: KubeApi, kind: _Kind) -> None:
-        pause_seconds = FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                await self._list_and_watch(api, kind)
-                pause_seconds = FIRST_PAUSE_SECONDS
-            except Exception as error:  # also what login helpers raise: nothing that comes from outside may end this
-                kind.problem = "" if isinstance(error, UnreadableObjectsError) else _reason(error)
-                self.discovered.fail(self._problem() or f"{self.discovered.source} can't be read: {error}")
-                self._note_refusal(kind, _is_forbidden(error))
-                await asyncio.sleep(pause_seconds)
-                pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
 
     async def _keep_key(self, api: KubeApi) -> None:
         """The operator makes the Secret before a namespace's first pod, so until then there is none."""
@@ -133,58 +178,35 @@ class KubernetesDiscovery:
                 entry = (secret.get("data") or {}).get(KEYS_ENTRY, "")
                 self.key.take(base64.b64decode(entry).decode())
                 problem = "" if entry else f"the Secret has no {KEYS_ENTRY!r}"
-            except Exception as error:  # as above; what it says must not be the Secret's content
+            except Exception as error:  # whatever somebody put in it; what it says must not be the Secret's content
                 is_absent = isinstance(error, ApiError) and error.is_not_found
                 problem = "" if is_absent else f"{type(error).__name__}: {error}"[:300]
-                is_forbidden = _is_forbidden(error)
+                is_forbidden = isinstance(error, ApiError) and error.status == _FORBIDDEN
             if problem not in ("", said):
                 logger.warning("Secret %s of namespace %s can't be used: %s", KEYS_SECRET, self.namespace, problem)
             said = problem
-            unknown_seconds = LONGEST_PAUSE_SECONDS if is_forbidden else KEY_SECONDS
-            await asyncio.sleep(self.relist_seconds if self.key.authorization else unknown_seconds)
+            unknown_seconds = FORBIDDEN_KEY_SECONDS if is_forbidden else KEY_SECONDS
+            await asyncio.sleep(KNOWN_KEY_SECONDS if self.key.authorization else unknown_seconds)
 
     def _problem(self) -> str:
-        reasons = "; ".join(kind.problem for kind in self._kinds if kind.problem)
-        return f"{self.discovered.source} can't be read: {reasons}" if reasons else ""
+        source = self.discovered.source
+        reasons = [f"{source} can't be read: {kind.problem}" for kind in self._kinds if kind.problem]
+        unreadable = [f"{source}: {why}" for kind in self._kinds for why in kind.unreadable.values()]
+        return "; ".join([*reasons, *unreadable[:MAX_NAMED]])
 
-    async def _list_and_watch(self, api: KubeApi, kind: _Kind) -> None:
-        listing = await api.list(kind.resource, self.namespace, kind.selector)
-        kind.objects = {each["metadata"]["uid"]: each for each in listing.items}
-        self._publish(kind)
-        events = api.watch(kind.resource, self.namespace, kind.selector, listing.version, self.relist_seconds)
-        async with aclosing(events):
-            async for arrived in events:
-                for event in arrived:
-                    kind.take(event)
-                self._publish(kind)
-
-    def _publish(self, heard: _Kind) -> None:
-        heard.heard_at, heard.problem, heard.forbidden_since = time.monotonic(), "", None
-        self._tell()
-
-    def _note_refusal(self, kind: _Kind, is_forbidden: bool) -> None:
-        now = time.monotonic()
-        kind.forbidden_since = (kind.forbidden_since or now) if is_forbidden else None
-        if kind.objects and is_forbidden and now - (kind.forbidden_since or now) >= self.forget_seconds:
-            kind.objects = {}
-            self._tell()
-
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """A kind has changed, or can't be had."""
         pods, models = (kind.objects for kind in self._kinds)
+        problem = self._problem()
         if pods is not None and models is not None:
-            try:
-                endpoints = endpoints_of(pods.values(), models.values())
-            except Exception as error:  # of any kind: nothing checks what somebody writes into a status
-                raise UnreadableObjectsError(f"{type(error).__name__}: {error}"[:300]) from error
-            self.discovered.accept(endpoints, self._problem())
+            self.discovered.accept(endpoints_of(pods.values(), models.values()), problem)
+        elif problem:
+            self.discovered.fail(problem)
 
 
-def _is_forbidden(error: Exception) -> bool:
-    return isinstance(error, ApiError) and error.status == _FORBIDDEN
-
-
-def _reason(error: Exception) -> str:
-    reason = f"{type(error).__name__}: {error}"[:300]
-    if _is_forbidden(error):
-        return f"this gateway's Role there is missing or allows too little ({reason})"
-    return reason
+def _uid_of(changed: Mapping[str, Any]) -> str:
+    """Empty where there is none: such an object is never known."""
+    try:
+        return str(changed["metadata"]["uid"])
+    except (KeyError, TypeError):
+        return ""

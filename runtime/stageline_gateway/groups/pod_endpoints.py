@@ -15,6 +15,17 @@ STAGE_0_SELECTOR: Final = f"{labels.STAGE}=0,{labels.MODEL}"
 Manifest = Mapping[str, Any]
 
 
+def check_pod(pod: Manifest) -> None:
+    """Raise whatever `endpoints_of` would for this pod."""
+    if _is_numbered(pod):
+        _group(pod, "", ())
+
+
+def check_model(model: Manifest) -> None:
+    """Raise whatever `endpoints_of` would for this PipelineModel."""
+    endpoints_of((), (model,))
+
+
 def endpoints_of(pods: Iterable[Manifest], models: Collection[Manifest]) -> Endpoints:
     """What one namespace serves. A pod whose PipelineModel isn't there serves nothing."""
     served_names = {model["metadata"]["name"]: _served_name(model) for model in models}

@@ -18,7 +18,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from stageline_api.endpoints import GroupEndpoint
-from stageline_api.engine_http import HeldPrefixes
+from stageline_api.engine_http import HeldPrefixes, UnreadableError
 from stageline_api.health import EngineStatus, Phase
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import NO_AUTHORITY, EngineAddress, EngineTrust
@@ -116,12 +116,12 @@ class Prober:
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 status = EngineStatus.model_validate_json(await self.get(engine, READY_PATH, ""))
-                if status.tells_prefixes and not is_alone:
+                if not is_alone:
                     told = await self.get(engine, PREFIXES_PATH, self.key.authorization)
-                    held = frozenset(HeldPrefixes.model_validate_json(told).keys)
+                    held = frozenset(HeldPrefixes.from_json(told).keys)
         except TimeoutError:  # connecting too: a busy machine is slow at that as well
             return Finding(SILENT)
-        except ValidationError:
+        except (ValidationError, UnreadableError):
             return Finding(NO_ENGINE)
         except ssl.SSLCertVerificationError:
             return Finding(NOT_TRUSTED)
@@ -152,8 +152,6 @@ class Prober:
         account = EngineAccount(
             slots=status.slots,
             from_others=max(0, there - (load.requests if load is not None else 0)),
-            tells_prefixes=status.tells_prefixes,
-            multiplexes=status.multiplexes,
             held=held,
             weights=status.weights,
         )

@@ -46,7 +46,7 @@ def prefixes_of(request: GenerateRequest) -> tuple[PromptPrefix, ...]:
 
 
 def _apart(request: GenerateRequest) -> bytes:
-    parts = (request.cache_salt or "", request.adapter or "", request.prompt.kind)
+    parts = (request.cache_salt or "", request.adapter or "", str(type(request.prompt).__struct_config__.tag))
     return "\0".join(parts).encode(errors="surrogatepass")
 
 
@@ -69,14 +69,16 @@ def _parts_of(request: GenerateRequest) -> Iterator[bytes]:
         case ChatPrompt() as chat:
             yield _before_messages(chat)
             for message in chat.messages:
-                calls = "".join(call.model_dump_json() for call in message.tool_calls)
-                parts = (message.role, message.name or "", message.tool_call_id or "", calls, message.content)
-                yield "\0".join((*parts, "")).encode(errors="surrogatepass")
+                calls = "".join(call.to_json().decode() for call in message.tool_calls)
+                content = message.content or ("null" if message.is_content_null else "")
+                parts = (message.role, message.name or "", message.tool_call_id or "", calls, content)
+                thoughts = () if message.reasoning is None else (message.reasoning,)
+                yield "\0".join((*parts, *thoughts, "")).encode(errors="surrogatepass")
         case _:
             assert_never(request.prompt)
 
 
 def _before_messages(chat: ChatPrompt) -> bytes:
-    tools = "".join(tool.model_dump_json() for tool in chat.tools)
+    tools = "".join(tool.to_json().decode() for tool in chat.tools)
     arguments = json.dumps(chat.template_arguments, sort_keys=True) if chat.template_arguments else ""
     return f"{tools}{arguments}{chat.reasoning_effort or ''}".encode(errors="surrogatepass")

@@ -108,13 +108,10 @@ class EngineAccount:
     """How many requests can run at once."""
     from_others: int = 0
     """Requests that run or wait there, and that this gateway didn't send."""
-    tells_prefixes: bool = False
     held: Set[str] = frozenset()
     """Names of beginnings of prompts that its cache holds, or soon will."""
     weights: str | None = None
     """Digest of the weights it computes with; empty where it doesn't say, None while it has not been heard."""
-    multiplexes: bool = False
-    """Whether many generations may share a connection to it."""
 
     @property
     def slack(self) -> float:

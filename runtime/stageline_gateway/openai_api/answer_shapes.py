@@ -4,7 +4,7 @@ import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from stageline_api.engine_http import Admitted, Finished, FinishReason, PromptToken, TokenLogprob
 from stageline_gateway.errors import ApiError
@@ -79,18 +79,8 @@ class AnswerShape(ABC):
         """The choice of the first chunk, before any text; None when the API has no such chunk."""
         return None
 
-    @property
-    def has_short_opening(self) -> bool:
-        """Whether it is of a few words, and not of the prompt's length."""
-        return True
-
     def admitted(self, event: Admitted) -> None:  # noqa: B027 - matters to those that read tool calls only
         """The engine has taken the request."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every piece from here on is one choice that differs from the others in its text alone."""
-        return False
 
     def prompt(self, tokens: Sequence[PromptToken]) -> PromptWords:  # noqa: ARG002 - for those that tell it
         """What the answer says of the next tokens of the prompt."""
@@ -138,10 +128,6 @@ class ChatShape(AnswerShape):
 
     def opening(self) -> dict[str, Any] | None:
         return self._choice({"role": "assistant", "content": ""}, None, None)
-
-    @property
-    def is_plain(self) -> bool:
-        return self._thoughts is None
 
     def prompt(self, tokens: Sequence[PromptToken]) -> PromptWords:
         return PromptWords(_entries(tokens, self.prompt_logprobs))
@@ -207,14 +193,6 @@ class CompletionShape(AnswerShape):
     def opening(self) -> dict[str, Any] | None:
         return self._choice(self.echo, None, None) if self.echo else None
 
-    @property
-    def has_short_opening(self) -> bool:
-        return not self.echo
-
-    @property
-    def is_plain(self) -> bool:
-        return True
-
     def prompt(self, tokens: Sequence[PromptToken]) -> PromptWords:
         entries = _entries(tokens, self.prompt_logprobs)
         if self.echo is None:
@@ -266,6 +244,11 @@ class Dialect(ABC):
 
     It is told the deltas of one choice of a chat, as OpenAI's chunks have them, and keeps what the end repeats.
     """
+
+    ping: ClassVar[Event | None] = None
+    """The event that keeps a silent stream open, where the API has one."""
+    id_header: ClassVar[str] = "x-request-id"
+    """What the API calls the header of an answer's id; it is there beside the others' name for it."""
 
     @abstractmethod
     def begin(self, prompt_tokens: int) -> list[Event]:

@@ -1,29 +1,35 @@
 """The parts of a chat's body: messages and tools as types, and the rules between fields that types can't express."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from stageline_api.engine_http import MAX_MESSAGES
 from stageline_gateway.errors import bad_value, shown
+from stageline_gateway.openai_api.unread_parts import TextAlone, Unread, is_server_tool
 
 UNION_TAGS = frozenset(
-    {"#text", "#texts", "#list", "#lists", "#word", "#named"}
+    {"#text", "#texts", "#list", "#lists", "#word", "#named", "#allowed", "#tool", "#namespace", "#unread"}
     | {"#message", "#function_call", "#function_call_output", "#reasoning"}
+    | {"#custom_tool_call", "#custom_tool_call_output"}
     | {"#tool_use", "#tool_result", "#thinking"}
 )
 """Names of the members of unions; they show up in an error's location and are no part of a field's path."""
+OWN_TOOLS: Final = frozenset({"function"})
+"""Types of tools that can be called."""
 MAX_TOOLS = 128
 """OpenAI's bound."""
 MAX_ID_CHARACTERS = 128
+MAX_NAME_CHARACTERS = 128
+"""Of a tool, as Anthropic and `/v1/responses` have it."""
 MAX_PARTS = 1024
 """Of one message's content."""
 MAX_FIELDS = 128
 """Of one object: each unknown one would become an error of its own."""
 
-ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
 
 
 def text_or_list(value: Any) -> str | None:
@@ -61,7 +67,7 @@ class MadeCall(Strict):
     """A call in an earlier turn of the assistant."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: CalledFunction
 
 
@@ -94,37 +100,69 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
-def word_or_named(value: Any) -> str | None:
-    """The tag of a choice that is a word, or names one thing in an object."""
+def _kind_of_choice(value: Any) -> str:
+    return "#unread" if is_server_tool(value, OWN_TOOLS) else "#tool"
+
+
+AnyChoice = Annotated[
+    Annotated[NamedTool, Tag("#tool")] | Annotated[Unread, Tag("#unread")], Discriminator(_kind_of_choice)
+]
+
+
+class AllowedList(Strict):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AnyChoice], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.function.name for tool in self.tools if isinstance(tool, NamedTool))
+
+
+class AllowedTools(Strict):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedList
+
+
+def _word_or_named(value: Any) -> str | None:
+    """The tag of a choice that is a word, names one thing in an object, or lists several."""
     match value:
         case str():
             return "#word"
+        case {"type": "allowed_tools"}:
+            return "#allowed"
         case dict():
             return "#named"
         case _:
             return None
 
 
+WORD_OR_NAMED = Discriminator(
+    _word_or_named,
+    custom_error_type="tool_choice_type",
+    custom_error_message="must be 'none', 'auto', 'required' or an object that names functions",
+)
+ChosenTool = Literal["none", "auto", "required"] | NamedTool
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[NamedTool, Tag("#named")],
-    Discriminator(
-        word_or_named,
-        custom_error_type="tool_choice_type",
-        custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
-    ),
+    Annotated[Literal["none", "auto", "required"], Tag("#word")]
+    | Annotated[NamedTool, Tag("#named")]
+    | Annotated[AllowedTools, Tag("#allowed")],
+    WORD_OR_NAMED,
 ]
 
 
 class TextPart(Strict):
     """One part of a message's content; only text can be read by the models served here."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], TextAlone]
     text: str
 
 
 Content = Annotated[
-    Annotated[str, Tag("#text")]
-    | Annotated[list[TextPart], Tag("#list"), Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)],
+    Annotated[str, Tag("#text")] | Annotated[list[TextPart], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
     Discriminator(
         text_or_list,
         custom_error_type="content_type",
@@ -141,13 +179,20 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: Annotated[list[MadeCall], Field(fail_fast=True, min_length=1, max_length=MAX_TOOLS)] | None = None
+    tool_calls: Annotated[list[MadeCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)] | None = None
     name: ToolName | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: None = None
     audio: None = None
     annotations: None = None
     function_call: None = None
+
+    @property
+    def thoughts(self) -> str | None:
+        """What the assistant thought, under either name that servers give it."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     @property
     def text(self) -> str:
@@ -170,12 +215,17 @@ def check_messages(messages: list[Message]) -> None:
 def _check_fields(message: Message, place: str) -> None:
     takes = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}.get(message.role, set())
     for name in ("tool_calls", "tool_call_id", "name"):
-        if name not in takes and getattr(message, name) is not None:
+        if name not in takes and getattr(message, name) not in (None, []):
             param = f"{place}.{name}"
             raise bad_value(param, f"'{param}' is not supported in a message of role '{message.role}'.")
-    # An answer that the token limit cut off before there was anything to tell has neither words nor calls.
-    if message.content is None and message.role != "assistant":
-        _missing(f"{place}.content")
+    # An answer that the token limit cut off before there was anything to tell has neither words nor calls, and a tool
+    # may have nothing to say.
+    if message.role not in ("assistant", "tool"):
+        if message.content is None:
+            _missing(f"{place}.content")
+        if message.content == []:
+            param = f"{place}.content"
+            raise bad_value(param, f"Invalid value for '{param}': should have at least 1 part; got [].")
     if message.role == "tool" and message.tool_call_id is None:
         _missing(f"{place}.tool_call_id")
 
@@ -214,7 +264,7 @@ def check_tool_names(tools: Sequence[Tool]) -> list[str]:
 
 def written_json(fields: Mapping[str, Any]) -> Iterator[str]:
     """JSON that the fields of a body hold inside of strings, and that is read as well: arguments of calls in earlier
-    turns, in the order in which they are read.
+    turns, in the order in which they are read, and a schema.
 
     What has another form than a chat's or a response's is passed over: its own check says what is wrong.
     """
@@ -226,6 +276,10 @@ def written_json(fields: Mapping[str, Any]) -> Iterator[str]:
     for item in _objects(fields.get("input")):
         if isinstance(text := item.get("arguments"), str):
             yield text
+    guide = fields.get("structured_outputs")
+    for schema in (fields.get("guided_json"), guide.get("json") if isinstance(guide, dict) else None):
+        if isinstance(schema, str):
+            yield schema
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:

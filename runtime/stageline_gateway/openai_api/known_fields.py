@@ -126,8 +126,6 @@ MESSAGE_IGNORED: Final = frozenset(
         "id",
         "annotations",
         "refusal",
-        "reasoning",
-        "reasoning_content",
         "cache_control",
         "provider_specific_fields",
         "parsed",
@@ -138,6 +136,8 @@ MESSAGE_IGNORED: Final = frozenset(
 )
 """Of a message: what answers of this and other servers have, and what client libraries add to them. Roles that take a
 name keep it."""
+REASONING: Final = ("reasoning", "reasoning_content")
+"""What an assistant's message thought, where it is text; ignored otherwise."""
 CALL_IGNORED: Final = frozenset({"index", "extra_content", "provider_specific_fields", "cache_control"})
 """Of a call in an assistant's message; `index` is left of a stream's chunks."""
 CALLED_FUNCTION_IGNORED: Final = frozenset({"parsed_arguments", "provider_specific_fields"})

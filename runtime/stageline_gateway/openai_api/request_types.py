@@ -6,7 +6,7 @@ without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_pen
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, assert_never, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -14,15 +14,17 @@ from pydantic_core import PydanticCustomError
 
 from stageline_api.engine_http import (
     MAX_ALLOWED_TOKENS,
+    MAX_ARGUMENT_CHARACTERS,
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
     MAX_SALT_CHARACTERS,
     MAX_STOP_CHARACTERS,
     MAX_TEMPLATE_ARGUMENTS,
     MAX_TOP_LOGPROBS,
-    TemplateArgument,
 )
 from stageline_gateway.openai_api.chat_types import (
+    AllowedTools,
+    ChosenTool,
     Messages,
     NamedTool,
     Strict,
@@ -32,13 +34,14 @@ from stageline_gateway.openai_api.chat_types import (
     text_or_list,
 )
 from stageline_gateway.openai_api.guides import ResponseFormat, StructuredOutputs
+from stageline_gateway.openai_api.schemas import moved_schema
 from stageline_gateway.openai_api.thoughts import OPENING
 
 MAX_PARALLEL_CALLS: Final = 16
 """Most calls in one answer: a grammar without a bound lets a small model repeat itself to its token limit."""
 
 
-def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -> str | None:
+def schema_of_calls(tools: Sequence[Tool], choice: ChosenTool, parallel: bool) -> str | None:
     """The schema of an answer that must call, as JSON; None when it needn't.
 
     A named function's answer is its arguments alone. A required call's answer is a list of `{"name", "arguments"}`, the
@@ -48,7 +51,11 @@ def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -
         case "none" | "auto":
             return None
         case "required":
-            calls = [_call(tool, f"#/items/anyOf/{index}/properties/arguments") for index, tool in enumerate(tools)]
+            schemas = _without_repeated_ids([_parameters(tool) for tool in tools])
+            calls = [
+                _call(tool, parameters, f"#/items/anyOf/{index}/properties/arguments")
+                for index, (tool, parameters) in enumerate(zip(tools, schemas, strict=True))
+            ]
             most = MAX_PARALLEL_CALLS if parallel else 1
             return json.dumps({"type": "array", "minItems": 1, "maxItems": most, "items": {"anyOf": calls}})
         case NamedTool(function=named):
@@ -59,33 +66,29 @@ def schema_of_calls(tools: Sequence[Tool], choice: ToolChoice, parallel: bool) -
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    """Arguments are always an object, also where the tool forgets to say so."""
-    return {"type": "object"} | (tool.function.parameters or {})
+    """Arguments are always an object, also where the tool forgets to say so, or admits more."""
+    return (tool.function.parameters or {}) | {"type": "object"}
 
 
-def _call(tool: Tool, place: str) -> dict[str, Any]:
+def _call(tool: Tool, parameters: dict[str, Any], place: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.function.name}, "arguments": _moved(_parameters(tool), place)},
+        "properties": {"name": {"const": tool.function.name}, "arguments": moved_schema(parameters, place)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """`schema` with references to its own root (`#`, `#/…`) pointed to `place`, where it now lies."""
-    match schema:
-        case dict():
-            return {
-                key: place + value[1:]
-                if key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
-                else _moved(value, place)
-                for key, value in schema.items()
-            }
-        case list():
-            return [_moved(one, place) for one in schema]
-        case _:
-            return schema
+def _without_repeated_ids(parameters: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Schemas that lie in one document now: by an `$id` of two of them, only one would be found."""
+    seen: set[str] = set()
+    for each in parameters:
+        own = each.get("$id")
+        if isinstance(own, str) and own in seen:
+            each = {key: value for key, value in each.items() if key != "$id"}
+        elif isinstance(own, str):
+            seen.add(own)
+        yield each
 
 
 INT32_MAX = 2**31 - 1
@@ -120,6 +123,7 @@ def _has_few_arguments(value: Any) -> Any:
     return value
 
 
+TemplateArgument = Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)] | bool | int | float | None
 ArgumentName = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")]
 TemplateArguments = Annotated[dict[ArgumentName, TemplateArgument], BeforeValidator(_has_few_arguments)]
 LogitBias = Annotated[
@@ -300,8 +304,10 @@ class ChatRequest(_Request):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
-    def choice_of_tool(self) -> ToolChoice:
+    def choice_of_tool(self) -> ChosenTool:
         """What was asked for, or OpenAI's default: none without tools, auto with them."""
+        if isinstance(self.tool_choice, AllowedTools):
+            return self.tool_choice.allowed_tools.mode
         return self.tool_choice or ("auto" if self.tools else "none")
 
     @property
@@ -311,13 +317,16 @@ class ChatRequest(_Request):
 
     @property
     def offered_tools(self) -> list[Tool]:
-        """The tools that the model is to see: none of them when it must not call any."""
+        """The tools that the model is to see: those that it may call."""
+        if isinstance(self.tool_choice, AllowedTools):
+            names = self.tool_choice.allowed_tools.names
+            return [tool for tool in self.tools if tool.function.name in names]
         return [] if self.choice_of_tool == "none" else self.tools
 
     @property
     def schema_text(self) -> str | None:
         """The schema of the calls that the answer must make, or of `response_format`."""
-        calls = schema_of_calls(self.tools, self.choice_of_tool, self.parallel_tool_calls)
+        calls = schema_of_calls(self.offered_tools, self.choice_of_tool, self.parallel_tool_calls)
         if calls is not None:
             return calls
         return super().schema_text if self.response_format is None else self.response_format.schema_text

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Final
 
 from stageline_api.engine_http import ToolCallFormat
+from stageline_gateway.openai_api.chat_types import MAX_NAME_CHARACTERS
 from stageline_gateway.openai_api.tool_calls import (
     CLOSING_TAG,
     OPENING_TAG,
@@ -25,8 +26,9 @@ from stageline_gateway.openai_api.tool_calls import (
     may_become_call,
 )
 
-_BEGINNING: Final = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w-]{1,64})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_NAME: Final = re.compile(r'\s*\{\s*"name"\s*:\s*"([\w-]{1,64})"')
+_NAMED: Final = rf'\s*\{{\s*"name"\s*:\s*"([\w-]{{1,{MAX_NAME_CHARACTERS}}})"'
+_BEGINNING: Final = re.compile(_NAMED + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_NAME: Final = re.compile(_NAMED)
 _TAG_FOR_SURE: Final = "<tool"
 """What may be less of a tag than this is shown when an answer is cut there: it may as well be text."""
 _PART_CHARACTERS: Final = 4096

@@ -61,25 +61,37 @@ class CompletionLogprobs:
         return {
             "tokens": [_name(one) for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [_with_own(one, one.logprob, one.top_logprobs) for one in tokens],
-            "text_offset": [self._offset_of(one) for one in tokens],
+            "top_logprobs": [_named(_name(one), one.logprob, one.top_logprobs) for one in tokens],
+            "text_offset": [self._pass(one)[0] for one in tokens],
         }
 
     def write_prompt(self, tokens: Sequence[PromptToken], count: int) -> dict[str, Any]:
-        """The same for tokens of an echoed prompt, with `count` alternatives each; null stands for the first one's."""
+        """The same for tokens of an echoed prompt, with `count` alternatives each; null stands for the first one's.
+
+        A first word whose blank the text lacks is named without it, so that each name stands at its offset.
+        """
+        places = [self._pass(one) for one in tokens]
+        names = [
+            _name(one).removeprefix(" " if lacks_blank else "")
+            for one, (_, lacks_blank) in zip(tokens, places, strict=True)
+        ]
         return {
-            "tokens": [_name(one) for one in tokens],
+            "tokens": names,
             "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": [
-                None if one.logprob is None else _with_own(one, one.logprob, one.top_logprobs[:count]) for one in tokens
+                None if one.logprob is None else _named(name, one.logprob, one.top_logprobs[:count])
+                for name, one in zip(names, tokens, strict=True)
             ],
-            "text_offset": [self._offset_of(one) for one in tokens],
+            "text_offset": [offset for offset, _ in places],
         }
 
-    def _offset_of(self, one: TokenLogprob | PromptToken) -> int:
+    def _pass(self, one: TokenLogprob | PromptToken) -> tuple[int, bool]:
+        """Where the token begins in the text, and whether the text lacks its blank; the next one begins behind it."""
         offset = self._characters
-        self._characters += self._shown(self._decoder.decode(bytes(one.bytes)))
-        return offset
+        text = self._decoder.decode(bytes(one.bytes))
+        shown = self._shown(text)
+        self._characters += shown
+        return offset, text.startswith(" ") and shown == len(text) - 1
 
     def _shown(self, text: str) -> int:
         """How many characters of a token the text has: none of one that a tokenizer put before an echoed prompt, and
@@ -92,6 +104,6 @@ class CompletionLogprobs:
         return len(bare) if self._echo.startswith(bare, at) else 0
 
 
-def _with_own(one: TokenLogprob | PromptToken, logprob: float, likeliest: Iterable[TopLogprob]) -> dict[str, float]:
+def _named(name: str, logprob: float, likeliest: Iterable[TopLogprob]) -> dict[str, float]:
     """The likeliest tokens and, as OpenAI always adds it, the token itself."""
-    return {_name(other): other.logprob for other in likeliest} | {_name(one): logprob}
+    return {_name(other): other.logprob for other in likeliest} | {name: logprob}

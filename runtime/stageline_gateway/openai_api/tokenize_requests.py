@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
+from msgspec import structs
 from pydantic import Field
 
-from stageline_api.engine_http import Prompt, TextPrompt
+from stageline_api.engine_http import ChatPrompt, Prompt, TextPrompt
 from stageline_gateway.errors import bad_value, shown
 from stageline_gateway.openai_api.chat_types import Strict
 from stageline_gateway.openai_api.known_fields import COMPLETION_KNOWN, GUIDED
@@ -98,8 +99,12 @@ def _text(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tu
 
 def _chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[ChatRequest, Prompt]:
     asked = parse_chat(fields, ignored, strict)
-    # No answer is read here, so in which form a model writes calls doesn't matter.
-    return asked, prompt_of_chat(asked).model_copy(update={"tools_guided": True})
+    return asked, only_counted(prompt_of_chat(asked))
+
+
+def only_counted(prompt: Prompt) -> Prompt:
+    """`prompt` of which no answer is read: in which form a model writes calls doesn't matter."""
+    return structs.replace(prompt, tools_guided=True) if isinstance(prompt, ChatPrompt) else prompt
 
 
 def _of_the_answer(asked: ChatRequest | CompletionRequest, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -58,10 +58,6 @@ class ToolShape(ChatShape):
     def opening(self) -> dict[str, Any] | None:
         return self._choice({"role": "assistant", "content": None}, None, None)
 
-    @property
-    def is_plain(self) -> bool:
-        return False
-
     def piece(self, text: str, logprobs: Logprobs) -> list[dict[str, Any]]:
         thought, text = ("", text) if self._thoughts is None else self._thoughts.push(text)
         return self._pieces(self._read().push(text), logprobs, thought)

@@ -7,7 +7,9 @@ Seeds: OpenAI takes any integer, the engine 0 .. 2**63-1; a client's seed keeps 
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
 
 from stageline_api.engine_http import (
     ChatMessage,
@@ -25,6 +27,7 @@ from stageline_gateway.openai_api.answer_shapes import ChatShape, CompletionShap
 from stageline_gateway.openai_api.chat_types import MadeCall, Message, Tool, arguments_of
 from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.openai_api.request_types import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
+from stageline_gateway.openai_api.schemas import without_idle_names
 from stageline_gateway.openai_api.tool_shape import shape_with_tools
 from stageline_gateway.openai_api.validation import IgnoredFields, parse_chat, parse_completion
 
@@ -59,7 +62,7 @@ def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int | None, 
         prompt_logprobs=request.asked_prompt_logprobs,
         prompt_told=0 if request.wants_prompt else None,
         lists_stop_token=lists_stop_token or None,
-        json_schema=request.schema_text,
+        json_schema=without_idle_names(request.schema_text),
         regex=request.regex_text,
         grammar=request.grammar_text,
         min_tokens=request.min_tokens,
@@ -73,13 +76,19 @@ def _call(call: MadeCall) -> ToolCall:
 
 
 def _message(message: Message) -> ChatMessage:
-    """`developer` is OpenAI's newer word for `system`; templates know the older."""
+    """`developer` is OpenAI's newer word for `system`; templates know the older.
+
+    An empty text beside calls is null, as clients write either and templates tell a turn of calls alone by null.
+    """
+    text = message.text
     return ChatMessage(
         role="system" if message.role == "developer" else message.role,
-        content=message.text,
+        content=text,
         tool_calls=tuple(_call(call) for call in message.tool_calls or []),
         tool_call_id=message.tool_call_id,
         name=message.name,
+        reasoning=message.thoughts,
+        is_content_null=message.content is None or bool(message.tool_calls and not text),
     )
 
 
@@ -95,11 +104,11 @@ def prompt_of_chat(request: ChatRequest) -> ChatPrompt:
         tools_guided=request.choice_of_tool not in ("none", "auto"),
     )
     if request.chat_template_kwargs or request.reasoning_effort is not None:
-        told = {"template_arguments": request.chat_template_kwargs, "reasoning_effort": request.reasoning_effort}
-        prompt = prompt.model_copy(update=told)
+        arguments, effort = request.chat_template_kwargs, request.reasoning_effort
+        prompt = structs.replace(prompt, template_arguments=arguments, reasoning_effort=effort)
     if request.continue_final_message or not request.add_generation_prompt:
-        update = {"add_generation_prompt": False, "continue_final_message": request.continue_final_message}
-        prompt = prompt.model_copy(update=update)
+        goes_on = request.continue_final_message
+        prompt = structs.replace(prompt, add_generation_prompt=False, continue_final_message=goes_on)
     return prompt
 
 
@@ -125,41 +134,16 @@ def completion_to_generate(
     request: CompletionRequest, prompt: Prompt, request_id: str, drawn_seed: int
 ) -> GenerateRequest:
     if request.max_tokens == 0:
-        sampling = _sampling(request, 1, drawn_seed).model_copy(update={"prompt_only": True})
+        sampling = structs.replace(_sampling(request, 1, drawn_seed), prompt_only=True)
     else:
         sampling = _sampling(request, request.max_tokens or DEFAULT_COMPLETION_TOKENS, drawn_seed)
     return GenerateRequest(request_id=request_id, prompt=prompt, sampling=sampling, cache_salt=request.cache_salt)
 
 
-class Asked(Protocol):
-    """What is asked of the gateway itself; `ChatRequest` and `CompletionRequest` say what each means."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def num_prompts(self) -> int: ...
-    @property
-    def num_choices(self) -> int: ...
-    @property
-    def num_echoes(self) -> int: ...
-    @property
-    def stream(self) -> bool: ...
-    @property
-    def include_usage(self) -> bool: ...
-    @property
-    def asked_top_logprobs(self) -> int | None: ...
-    @property
-    def limit_name(self) -> str: ...
-    @property
-    def schema_field(self) -> str: ...
-
-
 class Prepared(NamedTuple):
     """A checked request, as the client sent it, but for a chat's messages, and as the engine gets it."""
 
-    asked: Asked
+    asked: ChatRequest | CompletionRequest
     generate: GenerateRequest
     shape_of: ShapeOfChoice
     ignored: tuple[str, ...] = ()

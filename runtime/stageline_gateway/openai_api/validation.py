@@ -1,5 +1,6 @@
 """From a JSON object to a checked request, or to the one error that names what is wrong with it."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -15,7 +16,9 @@ from stageline_gateway.openai_api.chat_types import (
     MAX_FIELDS,
     MAX_PARTS,
     MAX_TOOLS,
+    OWN_TOOLS,
     UNION_TAGS,
+    AllowedTools,
     CalledFunction,
     Function,
     MadeCall,
@@ -26,6 +29,7 @@ from stageline_gateway.openai_api.chat_types import (
     check_messages,
     check_tool_names,
 )
+from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.openai_api.guides import StructuredOutputs
 from stageline_gateway.openai_api.known_fields import (
     CALL_IGNORED,
@@ -37,12 +41,14 @@ from stageline_gateway.openai_api.known_fields import (
     GUIDED,
     MESSAGE_IGNORED,
     PART_IGNORED,
+    REASONING,
     STREAM_IGNORED,
     TOOL_IGNORED,
     Fate,
     Known,
 )
 from stageline_gateway.openai_api.request_types import MAX_CHOICES, ChatRequest, CompletionRequest
+from stageline_gateway.openai_api.unread_parts import Unread, is_server_tool, kind_of, noted_part, read_part
 
 IgnoredFields = dict[str, None]
 """Names of what was left out, in the order in which they were met; names of our own tables, never a client's words."""
@@ -129,16 +135,55 @@ def _lenient_message(message: Any, ignored: IgnoredFields) -> Any:
     if not isinstance(message, dict):
         return message
     names = MESSAGE_IGNORED - {"name"} if message.get("role") == "tool" else MESSAGE_IGNORED
+    is_assistant = message.get("role") == "assistant"
+    names |= {name for name in REASONING if not (is_assistant and isinstance(message.get(name), str))}
     message = lenient(message, Message, names, "messages", ignored)
-    if message.get("tool_calls") == [] and message.get("content") is not None:
-        message = {name: value for name, value in message.items() if name != "tool_calls"}
-    message = with_each(
-        message,
-        "content",
-        MAX_PARTS,
-        lambda part: lenient(part, TextPart, PART_IGNORED, "messages.content", ignored),
-    )
+    lenient_part = _lenient_result_part if message.get("role") == "tool" else _lenient_part
+    message = with_each(message, "content", MAX_PARTS, lambda part: lenient_part(part, ignored))
     return with_each(message, "tool_calls", MAX_TOOLS, lambda call: _lenient_call(call, ignored))
+
+
+def _lenient_part(part: Any, ignored: IgnoredFields) -> Any:
+    return lenient(part, TextPart, PART_IGNORED, "messages.content", ignored)
+
+
+def _lenient_result_part(part: Any, ignored: IgnoredFields) -> Any:
+    return noted_part(_lenient_part(part, ignored), "text", "messages.content", ignored)
+
+
+def _text_read(message: Any) -> Any:
+    """A message with text that stands in parts of other types as parts of text, and calls of custom tools as calls."""
+    message = with_each(message, "content", MAX_PARTS, lambda part: read_part(part, "text"))
+    return with_each(message, "tool_calls", MAX_TOOLS, _custom_call_read)
+
+
+def _custom_call_read(call: Any) -> Any:
+    """A call that has a text in place of arguments, as the same function would be called."""
+    match call:
+        case {"type": "custom", "custom": {"name": name, "input": str(text)}}:
+            rest = {key: value for key, value in call.items() if key != "custom"}
+            arguments = json.dumps({"input": text}, ensure_ascii=False)
+            return rest | {"type": "function", "function": {"name": name, "arguments": arguments}}
+        case _:
+            return call
+
+
+def _callable_tools(fields: dict[str, Any], ignored: IgnoredFields) -> tuple[dict[str, Any], Mapping[str, str]]:
+    """`fields` without tools that can't be called, which `ignored` names, and the client's indexes of the others."""
+    tools = fields.get("tools")
+    if (
+        not isinstance(tools, list)
+        or len(tools) > MAX_TOOLS
+        or not any(is_server_tool(one, OWN_TOOLS) for one in tools)
+    ):
+        return fields, {}
+    kept = [index for index, tool in enumerate(tools) if not is_server_tool(tool, OWN_TOOLS)]
+    ignored |= {f"tools[{kind_of(tool)}]": None for tool in tools if is_server_tool(tool, OWN_TOOLS)}
+    fields = fields | {"tools": [tools[index] for index in kept]}
+    if not kept and fields.get("tool_choice") == "auto":
+        del fields["tool_choice"]
+    places = {f"tools[{number}]": f"tools[{index}]" for number, index in enumerate(kept)}
+    return fields, places | {f"{ours}.function": f"{theirs}.function" for ours, theirs in places.items()}
 
 
 def _lenient_call(call: Any, ignored: IgnoredFields) -> Any:
@@ -320,13 +365,28 @@ def check_tools(request: ChatRequest, ignored: IgnoredFields, strict: bool = Fal
     """Raise ApiError 400 for tools that can't be told apart, chosen or combined as asked."""
     names = check_tool_names(request.tools)
     choice = request.tool_choice
-    if choice not in (None, "none") and not names:
-        raise bad_value("tool_choice", "'tool_choice' is only allowed when 'tools' are given.")
+    if isinstance(choice, AllowedTools):
+        _check_allowed(choice, names, ignored, strict)
+    # A choice of allowed tools by the model itself may leave it none.
+    has_to_offer = (
+        request.choice_of_tool != "auto" if isinstance(choice, AllowedTools) else choice not in (None, "none")
+    )
+    if has_to_offer and not request.offered_tools:
+        raise bad_value("tool_choice", "'tool_choice' is only allowed with 'tools' of which one can be called here.")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         param = "tool_choice.function.name"
         raise bad_value(param, f"'{param}' = {shown(choice.function.name)} is none of the tools.")
     if request.offered_tools:
         _check_offered(request, ignored, strict)
+
+
+def _check_allowed(choice: AllowedTools, names: list[str], ignored: IgnoredFields, strict: bool) -> None:
+    for index, tool in enumerate(choice.allowed_tools.tools):
+        param = f"tool_choice.allowed_tools.tools[{index}].function.name"
+        if isinstance(tool, NamedTool) and tool.function.name not in names:
+            raise bad_value(param, f"'{param}' = {shown(tool.function.name)} is none of the tools.")
+        if isinstance(tool, Unread):
+            without_effect({f"tool_choice.allowed_tools.tools[{tool.type}]": tool.type}, strict, ignored)
 
 
 def _check_offered(request: ChatRequest, ignored: IgnoredFields, strict: bool) -> None:
@@ -340,7 +400,9 @@ def _check_offered(request: ChatRequest, ignored: IgnoredFields, strict: bool) -
 
 def _check_auto(request: ChatRequest, strict: bool, ignored: IgnoredFields) -> None:
     """Where the model decides, nothing holds it to schemas, or to one call."""
-    is_held = [index for index, tool in enumerate(request.tools) if tool.function.strict]
+    offered = {tool.function.name for tool in request.offered_tools}
+    tools = enumerate(tool.function for tool in request.tools)
+    is_held = [index for index, function in tools if function.strict and function.name in offered]
     if not request.parallel_tool_calls:
         ignored["parallel_tool_calls"] = None
         if strict:
@@ -358,9 +420,17 @@ def _check_auto(request: ChatRequest, strict: bool, ignored: IgnoredFields) -> N
 
 def parse_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool = False) -> ChatRequest:
     """The checked request; what was left out of it is named in `ignored`."""
-    kept = settled(fields, CHAT_KNOWN, strict, ignored)
-    if not strict:
-        kept = _lenient_parts(kept, ignored)
+    kept = with_each(settled(fields, CHAT_KNOWN, strict, ignored), "messages", MAX_MESSAGES, _text_read)
+    if strict:
+        return _checked_chat(kept, ignored, strict)
+    kept, places = _callable_tools(kept, ignored)
+    try:
+        return _checked_chat(_lenient_parts(kept, ignored), ignored, strict)
+    except ApiError as error:
+        raise ClientWords(places=lambda: places).told(error) from None
+
+
+def _checked_chat(kept: dict[str, Any], ignored: IgnoredFields, strict: bool) -> ChatRequest:
     request = checked(ChatRequest, with_guide(kept, strict, ignored))
     _check_stream(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:

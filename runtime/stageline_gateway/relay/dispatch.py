@@ -12,7 +12,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import Admitted, ChatPrompt, Delta, ErrorCode, GenerateRequest, Prompt
@@ -25,8 +27,6 @@ from stageline_gateway.engine_client.run_events import (
     EngineRefusedError,
     Resumed,
     StreamEvent,
-    TextTaker,
-    WrittenTexts,
 )
 from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.errors import (
@@ -72,15 +72,15 @@ class GenerateJob(NamedTuple):
         """The same for one of several choices, `each` for a prompt: they differ in id, prompt, and the choice that keys
         their noise.
         """
-        own: dict[str, object] = {"choice": number % each}
+        own: dict[str, Any] = {"choice": number % each}
         if number and isinstance(self.request.prompt, ChatPrompt):
             # A chat's answer has its prompt's once.
             own |= {"prompt_logprobs": None, "prompt_told": None}
-        sampling = self.request.sampling.model_copy(update=own)
-        update: dict[str, object] = {"request_id": f"{self.request.request_id}-{number}", "sampling": sampling}
+        sampling = structs.replace(self.request.sampling, **own)
+        update: dict[str, Any] = {"request_id": f"{self.request.request_id}-{number}", "sampling": sampling}
         if self.prompts:
             update |= {"prompt": self.prompts[number // each]}
-        return self._replace(request=self.request.model_copy(update=update))
+        return self._replace(request=structs.replace(self.request, **update))
 
     def choices_of_each(self, count: int) -> int:
         """Of `count` choices, how many are of one prompt."""
@@ -155,7 +155,7 @@ class _ChoicesInTurn:
             await asyncio.Event().wait()  # until the failure has ended this choice too
         if self._first is not None:
             (number, admitted), self._first = self._first, None
-            await self._later(number, [admitted.model_copy(update={"prompt_tokens": self._prompt_tokens})])
+            await self._later(number, [structs.replace(admitted, prompt_tokens=self._prompt_tokens)])
             await self._later(choice, events)
         elif (pause := self._pass_on(choice, events)) is not None:
             await pause()
@@ -194,29 +194,6 @@ class _Relayed(NamedTuple):
         return self.deliver(seen) if seen else None
 
 
-class _RelayedText(NamedTuple):
-    """The same for text that comes by itself; `texts` deliver it."""
-
-    relayed: _Relayed
-    texts: TextTaker
-
-    @property
-    def write(self) -> Callable[[str], Pause | None]:
-        return self.texts.write
-
-    @property
-    def may_wait(self) -> bool:
-        return self.texts.may_wait
-
-    def account(self, written: WrittenTexts) -> None:
-        relayed = self.relayed
-        relayed.progress.take_text(written.characters, written.token_ids)  # first: another engine goes on from there
-        relayed.progress.computed_with(relayed.group.revision, relayed.weights)
-        relayed.lease.spend(len(written.token_ids))
-        relayed.backends.answered(relayed.key)
-        self.texts.account(written)
-
-
 @dataclass(frozen=True, slots=True)
 class Dispatcher:
     backends: Backends
@@ -225,13 +202,10 @@ class Dispatcher:
     metrics: ModelMetrics
     retry: RetryPolicy
 
-    async def run_choices(self, job: GenerateJob, count: int, deliver: Deliver, texts: TextTaker | None = None) -> None:
-        """Deliver the events of `count` choices of `job`; raises the ApiError of the first that fails, ending all.
-
-        Text of a single choice goes to `texts`, where there is one, once its answer has begun.
-        """
+    async def run_choices(self, job: GenerateJob, count: int, deliver: Deliver) -> None:
+        """Deliver the events of `count` choices of `job`; raises the ApiError of the first that fails, ending all."""
         if count == 1:
-            await self.run(job, partial(deliver, 0), texts)
+            await self.run(job, partial(deliver, 0))
             return
         each = job.choices_of_each(count)
         turns = _ChoicesInTurn(count, each, deliver)
@@ -258,7 +232,7 @@ class Dispatcher:
             turns.fail()
             raise
 
-    async def run(self, job: GenerateJob, deliver: DeliverOne, texts: TextTaker | None = None) -> None:
+    async def run(self, job: GenerateJob, deliver: DeliverOne) -> None:
         """Deliver the events of one choice, from ready groups of its model, to the end; raises ApiError."""
         progress = Progress(job.request)
         # A model with one group has nothing to choose.
@@ -272,7 +246,7 @@ class Dispatcher:
                 self._gave_up(progress, job.model, "expired")
                 raise
             try:
-                await self._run_on(group, progress, job.span, deliver, texts, wish)
+                await self._run_on(group, progress, job.span, deliver, wish)
                 return
             except EngineRefusedError as error:
                 failure = self._judge_refusal(error, job, progress)
@@ -291,15 +265,13 @@ class Dispatcher:
         progress: Progress,
         span: RequestSpan,
         deliver: DeliverOne,
-        texts: TextTaker | None,
         wish: Wish,
     ) -> None:
         """One run on one group: deliver what the client hasn't seen of it."""
         key = identity(group)
         request = progress.next_request()
-        account = self.backends.accounts.of(key)
-        if wish.prefixes and account.tells_prefixes:
-            request = request.model_copy(update={"prefixes": wish.prefixes})
+        if wish.prefixes:
+            request = structs.replace(request, prefixes=wish.prefixes)
             self.backends.accounts.note_sent(key, wish.prefixes, self.backends.clock())
         with (
             self.backends.ledger.lease(key, expected_tokens(request)) as lease,
@@ -313,8 +285,6 @@ class Dispatcher:
                 traced,
                 relayed.take,
                 run.opened,
-                texts=None if texts is None else _RelayedText(relayed, texts),
-                shares=account.multiplexes,
             )
 
     def _judge_refusal(self, error: EngineRefusedError, job: GenerateJob, progress: Progress) -> ApiError:

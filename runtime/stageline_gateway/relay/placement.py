@@ -6,10 +6,13 @@ it tokens failed it. A group that failed it is asked again after a pause that gr
 only in that time: so time alone bounds how often a group that can't be reached is tried.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+from msgspec import structs
 
 from stageline_api.endpoints import GroupEndpoint
 from stageline_api.engine_http import HIGHEST_PRIORITY, Admitted, Delta, GenerateRequest, PromptTokens
@@ -22,10 +25,9 @@ from stageline_gateway.groups.routing import Wish, choose, identity, why_not_rea
 from stageline_gateway.relay.blame import Blame
 
 MOST_ID_CHARACTERS: Final = 128
-LOOK_AGAIN_SECONDS: Final = 0.1
-"""The end of a breaker's cool-down or of a pause wakes nobody."""
 FIRST_PAUSE_SECONDS: Final = 0.25
 LONGEST_PAUSE_SECONDS: Final = 2.0
+SHORTEST_WAIT_SECONDS: Final = 0.002
 
 GONE: Final = "The engine is gone."
 STALLED: Final = "The engine is silent, and does not answer its probe."
@@ -84,26 +86,20 @@ class Progress:
         if self.runs == 1:
             return self.request
         suffix = f".{self.runs}"
-        update: dict[str, object] = {
+        update: dict[str, Any] = {
             "request_id": self.request.request_id[: MOST_ID_CHARACTERS - len(suffix)] + suffix,
             "priority": max(HIGHEST_PRIORITY, self.request.priority - 1),
         }
         if self.has_output:
             update |= {"generated_token_ids": tuple(self.token_ids), "generated_characters": self.characters}
         if self.prompt_told:
-            told = {"prompt_told": self.prompt_told}
-            update |= {"sampling": self.request.sampling.model_copy(update=told)}
-        return self.request.model_copy(update=update)
+            update |= {"sampling": structs.replace(self.request.sampling, prompt_told=self.prompt_told)}
+        return structs.replace(self.request, **update)
 
     def computed_with(self, revision: str, weights: str | None) -> None:
         """Output came of a group of `revision`. Its weights are its to the end, whether or not it is still known."""
         if weights is not None or revision != self.revision:
             self.revision, self.weights = revision, weights
-
-    def take_text(self, characters: int, token_ids: Sequence[int]) -> None:
-        """Account for so much text of the run that a Delta came of before."""
-        self.token_ids += token_ids
-        self.characters += characters
 
     def lost(self, error: EngineLostError, most_losses: int) -> str | None:
         """Its engine was lost. Returns why it is sent to no other, as a sentence; None where it may be."""
@@ -115,7 +111,8 @@ class Progress:
         """Account for an event of a group of `revision`; returns whether the client is to see it."""
         if isinstance(event, Delta):
             self.computed_with(revision, weights)
-            self.take_text(len(event.text), event.token_ids)
+            self.token_ids += event.token_ids
+            self.characters += len(event.text)
         elif isinstance(event, Admitted):
             self.admissions += 1
             return self.admissions == 1
@@ -171,7 +168,7 @@ class Search:
                 return self._choose(rested)
             if left_seconds <= 0:
                 raise self._why_none()
-            await self.backends.changed(min(left_seconds, LOOK_AGAIN_SECONDS))
+            await self.backends.changed(min(left_seconds, self._seconds_to_look_again()))
 
     def failed(self, group: GroupEndpoint, failure: ApiError, worth_waiting: bool) -> None:
         """`group` did not finish it. Without `worth_waiting` a request that wasn't admitted goes elsewhere or ends."""
@@ -198,6 +195,18 @@ class Search:
     def _resume_window_seconds(self) -> float:
         set_for_all = self.retry.resume_window_seconds
         return self.backends.discovered.resume_window_seconds(self.model) if set_for_all is None else set_for_all
+
+    def _seconds_to_look_again(self) -> float:
+        """Until time alone may change what is found: a pause, a cool-down or the time of a start ends."""
+        now, discovered = self.backends.clock(), self.backends.discovered
+        starts_for_seconds = self.retry.start_hold_seconds - discovered.seconds_since_zero(self.model)
+        moments = [
+            *self._asked_again_at.values(),
+            *self.backends.breakers_open_at(self.model),
+            now + starts_for_seconds,
+        ]
+        # Timers may come a moment early.
+        return max(min((at - now for at in moments if at > now), default=math.inf), SHORTEST_WAIT_SECONDS)
 
     def _choose(self, groups: Sequence[GroupEndpoint]) -> GroupEndpoint:
         chosen = choose(groups, self.backends.ledger.loads, self.wish, self.backends.accounts.known)

@@ -1,4 +1,4 @@
-"""The HTTP server's side of one connection: uvicorn's with bounds on it.
+"""The server's side of one client's connection, with bounds on it.
 
 Connections are bounded in number, headers in bytes and in time, requests sent ahead in number, and every write in time,
 whoever writes: a client that leaves its end full is dropped. What the parser keeps to itself is bounded, in trailers as
@@ -17,10 +17,11 @@ from weakref import ref
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import is_ssl
 
 from stageline_api.engine_access import is_of_this_machine
+from stageline_api.http_connection import HttpConnection
 from stageline_gateway.client_stream import CLIENT_EXTENSION, ClientStream
 from stageline_gateway.errors import ApiError
 
@@ -76,31 +77,22 @@ def _is_ours(host: bytes, hosts: frozenset[str]) -> bool:
     return is_of_this_machine(text) or text.partition(":")[0] in hosts
 
 
-class Connections:
-    """How many clients' connections may be open; in a gateway of several workers, in all of them together."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def count(self, open_here: int) -> bool:
-        """So many are open in this process; returns whether that is within the limit."""
-        return open_here <= self.limit
-
-
 class BoundedConfig(uvicorn.Config):
     """uvicorn's configuration, with the number of connections that may be open.
 
     Not uvicorn's own `limit_concurrency`, which answers in plain text and lets connections without a request pile up.
     """
 
+    connection_limit: int = 8192
+    """Clients' connections that may be open at once."""
     send_timeout_seconds: float = 60.0
     """How long a client may leave its end of a connection full."""
     hosts: frozenset[str] | None = None
     """Names that may be asked for, besides addresses and this machine's own; None: any."""
 
     def __init__(self, app: ASGIApp, **options: Any) -> None:
-        super().__init__(app, timeout_keep_alive=IDLE_SECONDS, **options)
-        self.connections = Connections(8192)
+        # No header says who asks: nothing follows from an address, and a log shows the one that connected.
+        super().__init__(app, timeout_keep_alive=IDLE_SECONDS, proxy_headers=False, **options)
         self.direct_posts: Mapping[str, ASGIApp] = {}
         """What answers a POST before the application is asked, by its path."""
         self.idle: dict[GatewayProtocol, None] = {}
@@ -116,7 +108,7 @@ class BoundedConfig(uvicorn.Config):
         return True
 
 
-class GatewayProtocol(HttpToolsProtocol):
+class GatewayProtocol(HttpConnection):
     _header_bytes = 0
     _untold_bytes = 0
     """That came since the parser told of a request's begin, headers or body: it keeps them, or has no use for them."""
@@ -146,7 +138,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.scheme = "https" if is_ssl(transport) else "http"
         self._await_headers()
         config = self._bounds
-        if not config.connections.count(len(self.connections)) and not config.make_room():
+        if len(self.connections) > config.connection_limit and not config.make_room():
             self._refuse(_TOO_MANY)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -158,7 +150,6 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.pipeline:  # requests that nobody will answer; each holds this
             self.pipeline.clear()
             self.cycle = None  # type: ignore[assignment]
-        self._bounds.connections.count(len(self.connections))
         if self._client is not None:
             self._client.gone()
         if self.on_lost is not None:
@@ -175,7 +166,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:
+        if self.timeout_keep_alive_task is not None and not self.transport.is_closing():
             self._bounds.idle[self] = None
         self._await_end()
 
@@ -236,7 +227,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._bounds.idle[self] = None
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Refuse what can't be parsed; an answer that is being sent can't be followed by another."""
+        """Refuse what can't be parsed."""
         refusal, self._refusal = self._refusal or _NOT_HTTP, None
         self._refuse(refusal)
 
@@ -320,12 +311,8 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: ApiError) -> None:
         self._headers_came()
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.abort()
-        elif not self.transport.is_closing():
-            self.transport.write(_response(refusal))
-            self.transport.close()
-            self._await_end()
+        self.refuse_with(_response(refusal))
+        self._await_end()
 
 
 def _address(transport: asyncio.Transport, name: str) -> tuple[str, int] | None:

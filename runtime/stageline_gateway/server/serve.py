@@ -1,11 +1,9 @@
 """Serving until a signal, then draining: the process's sockets and signals.
 
-A worker of several is told by its supervisor in place of signals; a SIGTERM of its own drains it alone.
-
 The first SIGTERM makes the admin port say that clients belong elsewhere, and only then, when load balancers had the
 time to hear of it, closes the listening socket and lets open answers finish; those still open when the drain time is
 over end with an error event. SIGINT, which a person sends, leaves out the wait. A second signal ends the process at
-once.
+once. `DRAIN_SIGNAL` only has new requests refused: the process goes on until another signal ends it.
 """
 
 import asyncio
@@ -16,7 +14,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -30,13 +28,13 @@ from stageline_api.engine_access import is_loopback
 from stageline_api.standing_heap import settle_heap
 from stageline_gateway.groups.watching import run_forever
 from stageline_gateway.large_work import large_work
-from stageline_gateway.server.http_protocol import BoundedConfig, Connections, GatewayProtocol
-from stageline_gateway.server.listening import BACKLOG
-from stageline_gateway.server.loop_errors import log_loop_error
+from stageline_gateway.server.http_protocol import BoundedConfig, GatewayProtocol
 from stageline_gateway.server.tls import TlsFiles, new_context, watch
 from stageline_gateway.server.tls_listener import TlsListener
+from stageline_gateway.settings import DRAIN_SIGNAL
 
 logger = logging.getLogger(__name__)
+_CALLBACK: Final = "Exception in callback"
 
 OPEN_FILES: Final = 65536
 """Each connection is one, to a client or to an engine; many systems allow 1024 until they are asked."""
@@ -86,8 +84,6 @@ class Sockets:
     """For clients; the admin port is plain HTTP."""
     connection_limit: int = 8192
     """Clients' connections that may be open at once."""
-    connections: Callable[[int], Connections] = Connections
-    """What counts them, of a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +102,28 @@ class GatewayServers:
         self._sockets = sockets
         self._metrics = app.state.metrics
         config = _config(app, grace_seconds, access_log, lifespan="on")
-        connections = sockets.connections(sockets.connection_limit)
         self.public = _QuietServer(config)
         # A second configuration without an access log would silence the first one's: they share uvicorn's logger.
         admin_config = _config(app.state.admin, 1, access_log, lifespan="off")
         self._admin = _QuietServer(admin_config)
         for each in (config, admin_config):
             each.send_timeout_seconds = app.state.send_timeout_seconds
+        config.connection_limit = sockets.connection_limit
         config.hosts = app.state.hosts
         if is_loopback(sockets.admin.getsockname()[0]):
             # Whoever points a name of theirs at this machine has a browser read it. Elsewhere it has names of its own.
             admin_config.hosts = app.state.hosts or frozenset()
-        # With a log of accesses by way of what puts the client of a trusted proxy there.
-        config.direct_posts = {} if access_log else app.state.direct_posts
-        self.on_started: Callable[[], None] | None = None
-        """Called when clients can come, before operators can; without it they can from the first."""
+        config.direct_posts = app.state.direct_posts
         self.tls_listener: TlsListener | None = None
         """Of the public port, where it speaks TLS: the server knows nothing of that."""
-        if sockets.tls is None:
-            config.connections = connections
-        else:
-            self.tls_listener = TlsListener(new_context(sockets.tls), connections, config.make_room)
+        if sockets.tls is not None:
+            self.tls_listener = TlsListener(new_context(sockets.tls), sockets.connection_limit, config.make_room)
 
     async def run(self) -> None:
-        background = [asyncio.create_task(self._serve_admin()), asyncio.create_task(self._settle())]
+        background = [
+            asyncio.create_task(self._admin.serve(sockets=[self._sockets.admin])),
+            asyncio.create_task(self._settle()),
+        ]
         public = [self._sockets.public]
         if self._sockets.tls is not None and self.tls_listener is not None:
             keep_up = partial(watch, self._sockets.tls, self.tls_listener.context, self._metrics)
@@ -142,15 +136,6 @@ class GatewayServers:
             for task in background[1:]:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-
-    async def _serve_admin(self) -> None:
-        if self.on_started is not None:
-            await self._started()
-            if self.tls_listener is not None and not self.public.should_exit:
-                # Whoever accepts finds out that it has started by itself, and may do so later than this.
-                self._sockets.public.listen(BACKLOG)
-            self.on_started()
-        await self._admin.serve(sockets=[self._sockets.admin])
 
     async def _settle(self) -> None:
         """A full round of the collector over all that a gateway has loaded would hold up every stream."""
@@ -209,24 +194,13 @@ class Leaving:
         asyncio.get_running_loop().call_later(self._times.drain_seconds, self._app.state.cut.set)
 
 
-def end_at_once() -> None:
-    logging.shutdown()
-    os._exit(1)
-
-
-Company = Callable[[GatewayServers, Leaving], Coroutine[Any, Any, None]]
-"""What runs beside a worker's servers and may have it leave."""
-
-
-def serve(
-    app: FastAPI, sockets: Sockets, times: ShutdownTimes, access_log: bool = False, company: Company | None = None
-) -> None:
+def serve(app: FastAPI, sockets: Sockets, times: ShutdownTimes, access_log: bool = False) -> None:
     """Serve `app` until a signal, then shut down in these times; raises UserError for unusable TLS files."""
     _allow_open_files()
     _keep_no_large_blocks()
     servers = GatewayServers(app, sockets, times.drain_seconds, access_log)
     try:
-        uvloop.run(_serve(servers, Leaving(servers, app, times), company))
+        uvloop.run(_serve(app, servers, Leaving(servers, app, times)))
     finally:
         large_work.close()
 
@@ -247,21 +221,28 @@ def _keep_no_large_blocks() -> None:
         mallopt(_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
-async def _serve(servers: GatewayServers, leaving: Leaving, company: Company | None) -> None:
+async def _serve(app: FastAPI, servers: GatewayServers, leaving: Leaving) -> None:
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(log_loop_error)
+    loop.set_exception_handler(_log_loop_error)
 
     def stop(signum: signal.Signals) -> None:
-        if leaving.has_begun and company is None:
+        if leaving.has_begun:
             logger.warning("second signal: ending at once signal=%s", signum.name)
-            end_at_once()
+            logging.shutdown()
+            os._exit(1)
         leaving.begin(signum is signal.SIGTERM, f"signal={signum.name}")
 
-    for signum in (signal.SIGTERM, signal.SIGINT) if company is None else (signal.SIGTERM,):
+    for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop, signum)
-    beside = None if company is None else asyncio.create_task(company(servers, leaving))
+    loop.add_signal_handler(DRAIN_SIGNAL, app.state.drain)
     await servers.run()
-    if beside is not None:
-        beside.cancel()
-        await asyncio.gather(beside, return_exceptions=True)
     logger.info("drained")
+
+
+def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs errors that nobody waits for: their kind and place. The loop's own handler would write callbacks' arguments
+    and errors' texts."""
+    message = str(context.get("message", ""))
+    error = context.get("exception")
+    shown = _CALLBACK if message.startswith(_CALLBACK) else message
+    logger.error("an error that nobody waits for: %s", shown, exc_info=error if error is not None else False)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from stageline_gateway.server.http_protocol import Connections, GatewayProtocol
+from stageline_gateway.server.http_protocol import GatewayProtocol
 from stageline_gateway.server.listening import BACKLOG
 
 HANDSHAKE_TIMEOUT_SECONDS: Final = 10.0
@@ -23,10 +23,10 @@ _LOOK_AGAIN_SECONDS: Final = 0.1
 class TlsListener:
     """Accepts for one listening socket. `open` holds the connections there are, secure or not yet."""
 
-    def __init__(self, context: ssl.SSLContext, connections: Connections, make_room: Callable[[], bool]) -> None:
+    def __init__(self, context: ssl.SSLContext, connection_limit: int, make_room: Callable[[], bool]) -> None:
         """`make_room` drops a connection that is not in use, and says whether there was one."""
         self.context = context
-        self._connections = connections
+        self._connection_limit = connection_limit
         self._make_room = make_room
         self.open: set[socket.socket] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -54,8 +54,7 @@ class TlsListener:
             except OSError:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
                 continue
-            if not self._connections.count(len(self.open) + 1) and not self._make_room():
-                self._connections.count(len(self.open))
+            if len(self.open) >= self._connection_limit and not self._make_room():
                 client.close()
                 continue
             self.open.add(client)
@@ -64,7 +63,7 @@ class TlsListener:
             handshake.add_done_callback(self._handshakes.discard)
 
     async def _shake_hands(self, client: socket.socket, protocol: GatewayProtocol) -> None:
-        leave = partial(self._leave, client)
+        leave = partial(self.open.discard, client)
         protocol.on_lost = leave
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -73,7 +72,3 @@ class TlsListener:
         except OSError:  # ssl.SSLError and TimeoutError are: who speaks no TLS is nothing for the log
             leave()
             client.close()
-
-    def _leave(self, client: socket.socket) -> None:
-        self.open.discard(client)
-        self._connections.count(len(self.open))

@@ -6,7 +6,7 @@ metrics has the labels `namespace` and `model_name` first.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -227,7 +227,6 @@ class GatewayMetrics:
         self._tls_stale = registry.gauge(names.TLS_STALE)
         self._tls_expiry = _Expiry()
         registry.add(self._tls_expiry)
-        self.workers_lost = registry.counter(names.WORKERS_LOST)
         registry.gauge(names.BUILD_INFO).labels(stageline_version()).set(1)
 
     def of(self, namespace: str) -> ModelMetrics:
@@ -256,7 +255,7 @@ class RequestMeter:
     metrics: ModelMetrics
     model: str
     clock: Callable[[], float] = time.monotonic
-    """The one that text by itself is stamped with (`WrittenTexts`)."""
+    """The one that `arrived` was read from."""
     arrived: float = 0.0
     first_token: float | None = None
     last_token: float = 0.0
@@ -274,49 +273,33 @@ class RequestMeter:
     def __post_init__(self) -> None:
         self.of_model = self.metrics.of_model(self.model)
 
-    def see(self, event: StreamEvent, choice: int = 0, at: float | None = None) -> None:
-        """Count an event that came `at` that time of the clock, or now."""
-        at = self.clock() if at is None else at
+    def see(self, event: StreamEvent, choice: int = 0) -> None:
+        """Count an event."""
         if isinstance(event, Delta):
-            self.see_tokens(len(event.token_ids), at, choice)
+            self._new_tokens(len(event.token_ids), choice)
         elif isinstance(event, Admitted):
             self.of_model.prompt_tokens.inc(event.prompt_tokens)
             if not self._admitted:  # the first run ends the wait for a group
                 self._admitted = True
-                self.of_model.queue_time.observe(at - self.arrived)
+                self.of_model.queue_time.observe(self.clock() - self.arrived)
         elif isinstance(event, Finished):
             self.choices -= 1
             if not self.choices:
-                self._finished(at)
-
-    def see_tokens(self, count: int, at: float, choice: int = 0) -> None:
-        if not count:
-            return
-        self.all_tokens += count
-        self.of_model.generation_tokens.value += count
-        if not choice:
-            self._new_tokens(count, at)
-
-    def see_texts(self, stamps: Iterable[tuple[float, int]]) -> None:
-        """Count texts of the one choice there is: when each came, and of how many tokens. As `see_tokens` of each."""
-        observe, total = self.of_model.inter_token_latency.observe, 0
-        for at, count in stamps:
-            if self.first_token is None:
-                self.see_tokens(count, at)
-            elif count:
-                observe(at - self.last_token)
-                self.last_token = at
-                total += count
-        self.tokens += total
-        self.all_tokens += total
-        self.of_model.generation_tokens.value += total
+                self._finished(self.clock())
 
     def client_left(self) -> None:
         """Who had no token yet gave the request up, however far the answer's headers had come."""
         if self.first_token is None:
             self.metrics.abandoned_after.labels(self.model).observe(self.clock() - self.arrived)
 
-    def _new_tokens(self, count: int, now: float) -> None:
+    def _new_tokens(self, count: int, choice: int) -> None:
+        if not count:
+            return
+        self.all_tokens += count
+        self.of_model.generation_tokens.value += count
+        if choice:
+            return
+        now = self.clock()
         if self.first_token is None:
             self.first_token = now
             self.of_model.time_to_first_token.observe(now - self.arrived, self._exemplar())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
+from msgspec import structs
 from starlette.datastructures import Headers
 
 from stageline_api.endpoints import GroupEndpoint
@@ -23,8 +24,6 @@ from stageline_gateway.engine_client.run_events import EngineLostError, EngineRe
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME: Final = "stageline-gateway"
-WORKER: Final = "stageline.worker"
-"""Attribute of the resource, where a gateway has several."""
 RUN_SPAN: Final = "gateway.run"
 MAX_REQUEST_ID_CHARACTERS: Final = 128
 MAX_STATE_CHARACTERS: Final = 512
@@ -150,7 +149,7 @@ class _OtelSpan(RequestSpan):
         }
         span = self._export.child(RUN_SPAN, self._span, attributes, is_call=True)
         try:
-            yield request.model_copy(update=_context_of(span).headers())
+            yield structs.replace(request, **_context_of(span).headers())
         except BaseException as error:
             _note_failure(span, error)
             raise
@@ -190,9 +189,9 @@ def _fail(span: Any, kind: str, sentence: str) -> None:
 
 
 class OtelTracing(Tracing):
-    def __init__(self, endpoint: str | None, worker: int | None = None) -> None:
+    def __init__(self, endpoint: str | None) -> None:
         """Send to the collector at `endpoint`, or to the one in the environment; raises UserError when it can't."""
-        self._export = SpanExport(SERVICE_NAME, {} if worker is None else {WORKER: str(worker)}, endpoint)
+        self._export = SpanExport(SERVICE_NAME, {}, endpoint)
 
     def begin(self, path: str, client: TraceContext) -> RequestSpan:
         attributes = {"http.request.method": "POST", "http.route": path}
@@ -202,18 +201,18 @@ class OtelTracing(Tracing):
         self._export.close()
 
 
-def open_tracing(endpoint: str | None, worker: int | None = None) -> Tracing:
-    """Tracing to `endpoint`, else to the collector that the environment names, or none. `worker` is its number.
+def open_tracing(endpoint: str | None) -> Tracing:
+    """Tracing to `endpoint`, else to the collector that the environment names, or none.
 
     Raises:
         UserError: `endpoint` is given and tracing can't be had. Variables may be meant for others: they only warn.
     """
     if endpoint is not None:
-        return OtelTracing(endpoint, worker)
+        return OtelTracing(endpoint)
     if not is_collector_named():
         return Tracing()
     try:
-        return OtelTracing(None, worker)
+        return OtelTracing(None)
     except UserError as error:
         logger.warning("no spans are sent: %s", error.message)
         return Tracing()

@@ -6,12 +6,17 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import torch
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.protocol import Accelerator, Event, Graph, GraphRecorder, Made, Stream
 from stageline_runtime.termination import RuntimeFailure
+
+GROUPED_PRODUCT_MAJORS: Final = (9, 10)
+"""Hopper, and Blackwell of data centres (not sm_120): where torch has one kernel for a grouped product in bfloat16.
+Elsewhere it copies to the host how many rows each group has."""
 
 
 class CudaEvent:
@@ -80,7 +85,11 @@ class CudaAccelerator:
         self.main: Stream = CudaStream(stream)
         properties = torch.cuda.get_device_properties(self.device)
         self.num_processors = int(properties.multi_processor_count)
+        self._capability_major = int(properties.major)
         self._identity = f"{torch.cuda.get_device_name(self.device)} {properties.uuid}"
+
+    def queues_experts(self, dtype: torch.dtype) -> bool:
+        return dtype is torch.bfloat16 and self._capability_major in GROUPED_PRODUCT_MAJORS
 
     def side_stream(self) -> Stream:
         """Another queue, ahead of compute where the device has to choose: what it carries is small and waited for."""
@@ -127,6 +136,14 @@ class CudaAccelerator:
 logger = logging.getLogger(__name__)
 
 
+def load_kernels_eagerly() -> None:
+    """For a process with peers, before it has a device; the start takes some seconds longer.
+
+    Loading a kernel waits for running ones: one that waits for a peer, which waits for us, would never end.
+    """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
+
+
 def choose_accelerator(asked: str) -> Accelerator | None:
     """The accelerator to compute on, None for the CPU. `asked` is `spec.engine.device`.
 
@@ -135,8 +152,6 @@ def choose_accelerator(asked: str) -> Accelerator | None:
     """
     if asked == "cpu":
         return None
-    # Loading a kernel waits for running ones; one that waits for a peer, which waits for us, would never end.
-    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     if torch.cuda.is_available():
         from stageline_runtime.accelerator.cuda import CudaAccelerator
 

@@ -1,34 +1,52 @@
-"""NCCL's communicators, as torch wraps them: how one is made, and how its errors are told. A lone rank's communicator
-has run on a GPU, and none of several (docs/gpu.md).
+"""NCCL's communicators, as torch wraps them: how one is made, and how its errors are reported.
 
 They are made directly rather than through torch's global default, so that nothing in a stage depends on global state.
-torch's own watchdog would end the process without last words, so it only cleans up after errors here; the stage's
+torch's own watchdog would end the process without a termination message, so it only notes errors here; the stage's
 watchdog looks at events.
 """
 
 import os
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._C._distributed_c10d import Store
 
+_SETTINGS: Final = {
+    # Note errors and abort nothing: an aborted receive would end without its data, and the device go on with that.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # A sticky CUDA error would be thrown again in torch's watchdog thread, which ends the process by SIGABRT.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # The flight recorder takes a traceback at each operation.
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_FR_BUFFER_SIZE": "0",  # its name since torch 2.12
+    # After noting an error torch's watchdog sleeps four times this, a minute by default, with its list of operations
+    # locked: whatever queues one waits.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "100",
+}
+LINK_CTAS: Final = 2
+"""Blocks of the device that a link's operation holds. A receive holds them while it waits for its peer."""
 
-def new_group(store: Store, rank: int, size: int, timeout_seconds: float) -> Any:
-    """One rank's end of a communicator, which is connected at its first use; raises RuntimeError without NCCL."""
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")  # abort communicators, don't end the process
-    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    # Between noting an error and giving up the communicator torch's watchdog sleeps four times this, a minute as it
-    # comes, with its list of operations locked: whoever queues one waits, and so does the end of the group's object.
-    # Not at once either: what is given up goes on without its data, and a stage that looks is to know of it before.
-    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "100")
+
+def new_group(store: Store, rank: int, size: int, timeout_seconds: float, *, is_link: bool = False) -> Any:
+    """One rank's end of a communicator, which is connected at its first use; raises RuntimeError without NCCL.
+
+    `is_link`: between two stages. Its operations are small and waited for, so they run on a stream of high priority
+    and hold few blocks of the device.
+    """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     try:
         from torch._C._distributed_c10d import ProcessGroupNCCL
     except ImportError as error:
         raise RuntimeError("this image's torch is built without NCCL") from error
     options = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_seconds)
+    if is_link:
+        options.is_high_priority_stream = True
+        options.config.max_ctas = LINK_CTAS
     try:
         return ProcessGroupNCCL(store, rank, size, options)
     except ValueError as error:  # no device is there
@@ -36,13 +54,12 @@ def new_group(store: Store, rank: int, size: int, timeout_seconds: float) -> Any
 
 
 def group_error(group: Any) -> str | None:
-    """The first error that torch's watchdog has noted, which it does before it aborts the communicator.
+    """The first error that torch's watchdog has noted.
 
     It notes what its first look at an operation finds in a turn. What it finds later in that turn it notes at the next
-    operation, or never; then the stage's own limits end it. Nobody but the watchdog aborts a communicator in use, and
-    what NCCL has queued ends only well or by that: an operation that is over without an error here has its data. The
-    operations themselves can't be asked: `WorkNCCL` refuses `is_success`, and its `exception` is deprecated and, in
-    torch 2.11, a TypeError.
+    operation, or never; then the stage's own limits end it. Nobody aborts a communicator in use, so an operation that
+    is over has its data. The operations themselves can't be asked: `WorkNCCL` refuses `is_success`, and its `exception`
+    is deprecated and, in torch 2.11, a TypeError.
     """
     error = group.get_error().name
     return None if error == "SUCCESS" else f"NCCL reported {error}; its own words are in the log"

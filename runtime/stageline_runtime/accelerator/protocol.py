@@ -68,6 +68,9 @@ class Accelerator(Protocol):
     def num_processors(self) -> int:
         """Blocks of a kernel that run at once, roughly."""
 
+    def queues_experts(self, dtype: torch.dtype) -> bool:
+        """Whether a grouped product of this dtype is queued without a wait for the device, so it can be captured."""
+
     def side_stream(self) -> Stream:
         """Another queue."""
 

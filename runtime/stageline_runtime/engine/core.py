@@ -8,17 +8,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Self
 
 from stageline_api.engine_http import FinishReason, HeldPrefixes, ModelInfo
+from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
+from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink
-from stageline_runtime.engine.core_life import CoreLife, RequestLoad
+from stageline_runtime.engine.core_life import MAX_WAITING, CoreLife, RequestLoad
+from stageline_runtime.engine.group.stage_group import StageGroup, form_scheduler
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
-from stageline_runtime.plan_bus.messages import Begun, Cancel, Drafted, StepDone, StepPlan, ToStage
+from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.engine.warm_up import warm_up
+from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config, require_sizes
+from stageline_runtime.plan_bus.messages import Drafted, StepDone, StepPlan, ToStage
 from stageline_runtime.speculation.speculation import Speculation
+from stageline_runtime.termination import RuntimeFailure
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +36,6 @@ HEARTBEAT_SECONDS = 5.0
 
 class EngineCore(CoreLife):
     """Implements `EngineCoreApi` over a scheduler and a way to send to all stages."""
-
-    tells_prefixes = True
 
     def __init__(
         self,
@@ -50,6 +57,32 @@ class EngineCore(CoreLife):
 
     # -- life of the engine ------------------------------------------------------------------------------------
 
+    @staticmethod
+    def read_model(model_dir: Path) -> ModelConfig:
+        """As `CoreLife`."""
+        return require_sizes(read_model_config(model_dir))
+
+    @classmethod
+    def of(
+        cls,
+        contract: PodContract,
+        info: ModelInfo,
+        metrics: EngineMetrics,
+        tracing: TracedRequests | None,
+        _model_dir: Path,
+        _prompts: PromptReader,
+    ) -> Self:
+        """As `CoreLife`."""
+        return cls(info, metrics, tracing, group=contract.group, incarnation=contract.incarnation)
+
+    async def form(self, group: StageGroup) -> None:
+        """As `CoreLife`."""
+        self.attach(await form_scheduler(group, MAX_WAITING), group.broadcast)
+
+    async def run_first_steps(self, group: StageGroup) -> None:
+        """As `CoreLife`."""
+        await warm_up(self.warm_up, group.config, group.model, self.speculation)
+
     def attach(self, scheduler: Scheduler, send: Callable[[ToStage], None]) -> None:
         """The group stands: plans can be made and sent."""
         self._scheduler = scheduler
@@ -70,6 +103,9 @@ class EngineCore(CoreLife):
         """What makes the drafts; None where there are none. Known once the group stands."""
         return self._live_scheduler.speculation
 
+    async def close(self) -> None:
+        """As `CoreLife`."""
+
     def is_running(self, request_id: str) -> bool:
         return self._scheduler is not None and self._scheduler.is_running(request_id)
 
@@ -77,10 +113,19 @@ class EngineCore(CoreLife):
         return 0.0 if self._plans_since is None else time.monotonic() - self._plans_since
 
     def beat_if_idle(self) -> None:
-        """Send a heartbeat plan when nothing has been sent for a while and nothing is in flight."""
+        """Send a heartbeat plan when nothing has been sent for a while, nothing is in flight and no request waits."""
         idle_seconds = time.monotonic() - self._last_plan_seconds
-        if self._live_scheduler.num_plans_in_flight == 0 and idle_seconds >= HEARTBEAT_SECONDS:
+        if not self._owes_steps and idle_seconds >= HEARTBEAT_SECONDS:
             self._dispatch(self._live_scheduler.heartbeat())
+
+    def stall(self, limit_seconds: float) -> RuntimeFailure:
+        """As `CoreLife`; with nothing in flight it is the scheduler that makes no plan."""
+        scheduler = self._live_scheduler
+        if scheduler.num_plans_in_flight:
+            return super().stall(limit_seconds)
+        requests = scheduler.num_waiting + scheduler.num_running
+        detail = f"a bug in the engine: the scheduler made no plan for {requests} requests within {limit_seconds:g} s"
+        return RuntimeFailure(FailureClass.INTERNAL, detail, operation="schedule")
 
     # -- EngineCoreApi ----------------------------------------------------------------------------------------
 
@@ -143,8 +188,7 @@ class EngineCore(CoreLife):
         """A plan has left the last stage."""
         reported = self._live_scheduler.take_reports(done.reports)
         tokens = self._live_scheduler.complete(done.seq, done.rows)
-        in_flight = self._live_scheduler.num_plans_in_flight
-        self._plans_since = time.monotonic() if in_flight else None
+        self._plans_since = time.monotonic() if self._owes_steps else None
         self._warm.set()
         # Plans first: the stages need not wait while tokens become text.
         self._pump()
@@ -159,36 +203,30 @@ class EngineCore(CoreLife):
         self._drafts_warm.set()
         self._pump()
 
-    def begun(self, begun: Begun) -> None:
-        """The first stage begins a plan: the next row of a chain can follow it."""
-        self._live_scheduler.note_begun(begun.seq)
-        self._pump()
-
     def _pump(self) -> None:
         scheduler = self._scheduler
         if scheduler is None or self._phase not in (Phase.READY, Phase.DRAINING):
             return
         self._say_outstanding(scheduler.has_requests)
-        self._cancel_needless(scheduler)
         while scheduler.num_plans_in_flight < self._run_ahead and (plan := scheduler.schedule()) is not None:
-            self._cancel_needless(scheduler)
             self._observe(plan)
             if self._tracing is not None:
                 plan = self._tracing.planned(plan, scheduler.request_at)
             self._dispatch(plan)
+        if self._plans_since is None and self._owes_steps:
+            self._plans_since = time.monotonic()
         self._check_drained()
-
-    def _cancel_needless(self, scheduler: Scheduler) -> None:
-        """Before a plan is sent, so that it waits for nothing that nobody needs."""
-        for seq in scheduler.take_cancelled():
-            self._metrics.cancelled()
-            self._send(Cancel(seq))
 
     def _dispatch(self, plan: StepPlan) -> None:
         self._last_plan_seconds = time.monotonic()
         if self._plans_since is None:
             self._plans_since = self._last_plan_seconds
         self._send(plan)
+
+    @property
+    def _owes_steps(self) -> bool:
+        """Whether a plan is in flight, or a request has to be planned."""
+        return self._live_scheduler.num_plans_in_flight > 0 or self._live_scheduler.has_requests
 
     def _observe(self, plan: StepPlan) -> None:
         self._metrics.planned(plan, self._live_scheduler.num_preemptions)

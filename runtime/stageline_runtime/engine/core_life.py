@@ -7,14 +7,25 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Self
 
 from stageline_api.engine_http import ErrorCode, FinishReason, HeldPrefixes, ModelInfo
+from stageline_api.failures import FailureClass
 from stageline_api.health import EngineStatus, Phase
+from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.answer_streams import AnswerStreams
 from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink, EngineRefusal
+from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
-from stageline_runtime.plan_bus.messages import ToStage, WorkOutstanding
+from stageline_runtime.engine.text.prompts import PromptReader
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.plan_bus.messages import BusProtocolError, Drafted, StepDone, ToStage, WorkOutstanding
+from stageline_runtime.termination import RuntimeFailure
+
+MAX_WAITING: Final = 1024
+"""Requests that may wait for a slot; more are told to come again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +44,14 @@ class RequestLoad:
 class CoreLife(ABC):
     """The part of `EngineCoreApi` that does not depend on what computes."""
 
+    takes_longer_contexts = False
+    """Whether it judges by itself how far beyond a config's context a model may go."""
+    needs_step_plans = True
+    """Whether the engine sends its stages each step. Otherwise they never wait for the engine."""
+    stages_prepare_guides = True
+    """Whether the last stage compiles a grammar beside its steps when it is asked to."""
     stalled_words = "no plan finished"
     """What a watchdog says did not happen in time."""
-    tells_prefixes = False
-    """Whether `held_prefixes` knows what requests name."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that answer here, by name."""
 
@@ -68,8 +83,48 @@ class CoreLife(ABC):
         """Digest of what all stages hold."""
         self._send: Callable[[ToStage], None] = lambda _message: None
         """To all stages, once the group stands."""
+        self.report_bug: Callable[[Exception], None] = _raise
+        """Ends the group for an error that nobody else sees, as the event loop only logs it."""
         self._pump_wanted = False
         self._outstanding_said = False
+
+    @staticmethod
+    @abstractmethod
+    def read_model(model_dir: Path) -> ModelConfig:
+        """Raises UnsupportedModelError for a model that the stages can't run."""
+
+    @classmethod
+    @abstractmethod
+    def of(
+        cls,
+        contract: PodContract,
+        info: ModelInfo,
+        metrics: EngineMetrics,
+        tracing: TracedRequests | None,
+        model_dir: Path,
+        prompts: PromptReader,
+    ) -> Self:
+        """The core of a pod's engine."""
+
+    @abstractmethod
+    async def form(self, group: StageGroup) -> None:
+        """Return once all stages have loaded and the core can send to them."""
+
+    @abstractmethod
+    async def run_first_steps(self, group: StageGroup) -> None:
+        """Run one step through all stages, or a few."""
+
+    def step_done(self, done: StepDone) -> None:
+        """A plan has left the last stage."""
+        raise BusProtocolError(f"StepDone of plan {done.seq}, but this engine sends no plans")
+
+    def drafted(self, drafted: Drafted) -> None:
+        """The last stage has drafted after a plan."""
+        raise BusProtocolError(f"Drafted of plan {drafted.seq}, but this engine sends no plans")
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Called after the last answer."""
 
     @abstractmethod
     def load(self) -> RequestLoad:
@@ -81,7 +136,12 @@ class CoreLife(ABC):
 
     @abstractmethod
     def seconds_without_progress(self) -> float:
-        """How long requests have run without a step since; 0 while none runs."""
+        """How long requests have been held without a step since; 0 while there are none."""
+
+    def stall(self, limit_seconds: float) -> RuntimeFailure:
+        """The failure once `seconds_without_progress` exceeds a limit."""
+        detail = f"{self.stalled_words} within {limit_seconds:g} s"
+        return RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
 
     @abstractmethod
     def beat_if_idle(self) -> None:
@@ -115,7 +175,10 @@ class CoreLife(ABC):
 
     def _pump_as_wanted(self) -> None:
         self._pump_wanted = False
-        self._pump()
+        try:
+            self._pump()
+        except Exception as error:
+            self.report_bug(error)
 
     def _say_outstanding(self, outstanding: bool) -> None:
         """Tell the stages' watchdogs whether a step has to come; only what is new."""
@@ -148,7 +211,6 @@ class CoreLife(ABC):
             slots=load.slots,
             kv_usage=load.kv_usage,
             longest_wait_seconds=self._streams.longest_wait_seconds(),
-            tells_prefixes=self.tells_prefixes,
             weights=self.weights(),
             prompt_tokens_total=self._streams.prompt_tokens_total,
             generation_tokens_total=self._streams.generation_tokens_total,
@@ -204,3 +266,7 @@ class CoreLife(ABC):
                 raise EngineRefusal(ErrorCode.DRAINING, "this group is draining and takes no new requests", 1.0)
             case _:
                 raise EngineRefusal(ErrorCode.NOT_READY, f"this group is not ready: {self._phase.value}", 2.0)
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -4,7 +4,7 @@
 changed" and names the field in OpenAI's vocabulary.
 """
 
-from stageline_api.engine_http import EngineError, ErrorCode
+from stageline_api.engine_http import ContextExceeded, EngineError, ErrorCode
 
 HTTP_STATUS_OF_CODE: dict[ErrorCode, int] = {
     ErrorCode.INVALID_VALUE: 400,
@@ -23,13 +23,20 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
     """A request that is not admitted; `message` is a sentence its sender can act on."""
 
     def __init__(
-        self, code: ErrorCode, message: str, retry_after_seconds: float | None = None, *, param: str | None = None
+        self,
+        code: ErrorCode,
+        message: str,
+        retry_after_seconds: float | None = None,
+        *,
+        param: str | None = None,
+        exceeded: ContextExceeded | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after_seconds = retry_after_seconds
         self.param = param
+        self.exceeded = exceeded
 
     @property
     def http_status(self) -> int:
@@ -38,12 +45,16 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
 
     def body(self) -> EngineError:
         return EngineError(
-            code=self.code, message=self.message, param=self.param, retry_after_seconds=self.retry_after_seconds
+            code=self.code,
+            message=self.message,
+            param=self.param,
+            retry_after_seconds=self.retry_after_seconds,
+            exceeded=self.exceeded,
         )
 
 
 class PromptError(EngineRefusal):
     """A request that can't be served as it is. `param` names the field to change."""
 
-    def __init__(self, code: ErrorCode, message: str, *, param: str) -> None:
-        super().__init__(code, message, param=param)
+    def __init__(self, code: ErrorCode, message: str, *, param: str, exceeded: ContextExceeded | None = None) -> None:
+        super().__init__(code, message, param=param, exceeded=exceeded)

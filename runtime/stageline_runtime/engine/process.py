@@ -12,6 +12,7 @@ from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_api.standing_heap import settle_heap
 from stageline_runtime.contract import PodContract, read_engine_keys, read_served
+from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_life import CoreLife
 from stageline_runtime.engine.draft_model import read_draft_model
 from stageline_runtime.engine.edge.http_server import serving
@@ -21,7 +22,6 @@ from stageline_runtime.engine.edge.state_routes import add_stage_routes, build_s
 from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.group.stage_probe import StageProbe
 from stageline_runtime.engine.group.welcome import DraftModel
-from stageline_runtime.engine.group_core import OWN_RUNTIME, Computing, CoreParts, GroupCore
 from stageline_runtime.engine.guided_requests import GuidedRequests
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
 from stageline_runtime.engine.telemetry.tracing import TracedRequests, open_tracing
@@ -50,10 +50,10 @@ HANG_SHARE = 0.9
 class EngineProcess:
     """One engine from start to end; `run` returns the exit code."""
 
-    def __init__(self, contract: PodContract, computing: Computing = OWN_RUNTIME) -> None:
-        """`computing` is what the stages of this group are."""
+    def __init__(self, contract: PodContract, core_class: type[CoreLife] = EngineCore) -> None:
+        """`core_class` fits the stages of this group."""
         self._contract = contract
-        self._computing = computing
+        self._core_class = core_class
         self._tracing: TracedRequests | None = None
         self._keys: tuple[str, ...] = ()
         self._served: ServedCertificate | None = None
@@ -92,31 +92,30 @@ class EngineProcess:
         tracing = self._tracing = open_tracing(
             self._contract, lambda stage: 0 if group.is_beside_engine(stage) else probe.offset(stage)
         )
-        bound = self._computing.make_core(CoreParts(self._contract, info, metrics, tracing, model_dir, model, prompts))
-        core = bound.life
+        core = self._core_class.of(self._contract, info, metrics, tracing, model_dir, prompts)
         guided = GuidedRequests(
             SchemaCheck(model_dir, info.vocab_size, info.eos_token_ids),
             lambda message: group.prepare_guide(message),
-            lambda: bound.stages_prepare_guides and core.status().phase is Phase.READY,
+            lambda: core.stages_prepare_guides and core.status().phase is Phase.READY,
         )
         group = StageGroup(
             self._contract,
             model,
             model_dir,
-            on_step_done=bound.step_done,
+            on_step_done=core.step_done,
             on_drain_requested=lambda stage: core.start_drain(f"SIGTERM to stage {stage}"),
             on_pong=probe.answered,
             on_cache_sized=metrics.cache_sized,
             on_step_times=None if tracing is None else tracing.step_reported,
             on_guide_ready=guided.answered,
-            on_drafted=bound.drafted,
-            on_begun=bound.begun,
+            on_drafted=core.drafted,
             draft=draft,
         )
         connections = MultiplexedConnections()
         app = build_app(core, prompts, guided.prepare, connections, keys=self._keys)
         add_stage_routes(app, group.connected_stages, probe.report)
         state_app = build_state_app(core, group.connected_stages, probe.report)
+        core.report_bug = group.fail
         core.stages_connected = lambda: group.num_connected
         core.stages_loaded = lambda: group.num_loaded
         core.weights = lambda: group.weights
@@ -132,17 +131,16 @@ class EngineProcess:
             for each in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(each, core.start_drain, f"{each.name} to the engine")
             try:
-                await self._run_to_the_end(bound, group, probe)
+                await self._run_to_the_end(core, group, probe)
             finally:
                 await guided.close()
-        await bound.close()
+        await core.close()
         return core.drain_asked_by
 
-    async def _run_to_the_end(self, bound: GroupCore, group: StageGroup, probe: StageProbe) -> None:
+    async def _run_to_the_end(self, core: CoreLife, group: StageGroup, probe: StageProbe) -> None:
         """Clients and stages are told how it ended, and a failure is raised on."""
-        core = bound.life
         try:
-            await self._form_and_run(bound, group, probe)
+            await self._form_and_run(core, group, probe)
         except Exception as error:
             failure = _as_failure(error)
             hung = core.seconds_without_progress() >= self._contract.config.timeouts.step_seconds * HANG_SHARE
@@ -154,11 +152,10 @@ class EngineProcess:
         group.expect_closing()
         group.broadcast(Shutdown(core.drain_asked_by))
 
-    async def _form_and_run(self, bound: GroupCore, group: StageGroup, probe: StageProbe) -> None:
-        core = bound.life
+    async def _form_and_run(self, core: CoreLife, group: StageGroup, probe: StageProbe) -> None:
         core.set_phase(Phase.CONNECTING, "waiting for the stages")
         await group.listen()
-        forming = asyncio.create_task(self._form(bound, group))
+        forming = asyncio.create_task(self._form(core, group))
         stopping = asyncio.create_task(core.drain_asked.wait())
         await _first_of(forming, stopping)
         if not forming.done():
@@ -172,17 +169,20 @@ class EngineProcess:
             logger.info("ready: %s over %d stages", self._contract.config.served_name, self._contract.stage_count)
         await self._watch(core, group, probe)
 
-    async def _form(self, bound: GroupCore, group: StageGroup) -> None:
-        await bound.form(group)
-        bound.life.set_phase(Phase.WARMING)
-        await self._warm_up(bound, group)
+    async def _form(self, core: CoreLife, group: StageGroup) -> None:
+        await core.form(group)
+        core.set_phase(Phase.WARMING)
+        await self._warm_up(core, group)
 
-    async def _warm_up(self, bound: GroupCore, group: StageGroup) -> None:
+    async def _warm_up(self, core: CoreLife, group: StageGroup) -> None:
         """One step through all stages; a stage that never takes it up has no watchdog that could tell."""
-        warming = asyncio.create_task(bound.warm_up())
+        warming = asyncio.create_task(core.run_first_steps(group))
         # Each stage's first step is slow, and they come one after the other.
         limit = self._contract.config.timeouts.step_seconds * self._contract.stage_count + WATCHDOG_GRACE_SECONDS
-        await _first_of(warming, group.failure, timeout_seconds=limit)
+        left = limit
+        while left > 0 and not warming.done() and not group.failure.done():
+            await _first_of(warming, group.failure, timeout_seconds=left)
+            left = limit - group.seconds_since_computing()
         has_ended = warming.done()
         if has_ended and warming.exception() is None:
             return
@@ -204,9 +204,8 @@ class EngineProcess:
             await _first_of(drained, group.failure, timeout_seconds=TICK_SECONDS)
             if group.failure.done():
                 raise group.failure.result()
-            if core.seconds_without_progress() > limit:
-                detail = f"{core.stalled_words} within {limit:g} s"
-                raise RuntimeFailure(FailureClass.STEP_TIMEOUT, detail, operation="wait for the last stage")
+            if min(core.seconds_without_progress(), group.seconds_since_computing()) > limit:
+                raise core.stall(limit)
             core.beat_if_idle()
             probe.ask(range(self._contract.stage_count), group.ping)
             if self._tracing is not None:
@@ -221,14 +220,14 @@ class EngineProcess:
         except UserError as error:
             raise RuntimeFailure(FailureClass.BAD_CONFIG, error.message, operation="read the source") from error
         try:
-            model = self._computing.read_model(model_dir)
+            model = self._core_class.read_model(model_dir)
         except UnsupportedModelError as error:
             raise RuntimeFailure(FailureClass.MODEL_LOAD, str(error), operation="read the model's config") from error
         return model_dir, model
 
     def _read_prompts(self, model_dir: Path, model: ModelConfig) -> PromptReader:
         asked = self._contract.config.max_model_len
-        if asked is not None and asked > model.context_length and not self._computing.takes_longer_contexts:
+        if asked is not None and asked > model.context_length and not self._core_class.takes_longer_contexts:
             detail = f"spec.engine.maxModelLen {asked} is larger than the model's context of {model.context_length}"
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check maxModelLen")
         return PromptReader.load(

@@ -6,34 +6,39 @@ step of a draft model takes, the last stage says itself.
 """
 
 import time
+from collections.abc import Awaitable, Callable
 
 from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.engine.core import EngineCore
-from stageline_runtime.engine.group.stage_group import warm_up_tokens
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.planning.cut import estimate_costs
 from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import StepCost
 
+FIRST_TOKENS = 8
 RUNS = 6
 DRAFT_STEPS = 4
 SMALL_TOKENS, LARGE_TOKENS = 1, 16
 
 
-async def warm_up(core: EngineCore, config: RuntimeConfig, model: ModelConfig, speculation: Speculation | None) -> None:
-    """Run a plan through all stages; with `speculation`, learn what its drafts cost."""
-    await core.warm_up(warm_up_tokens(config))
+async def warm_up(
+    step: Callable[..., Awaitable[None]], config: RuntimeConfig, model: ModelConfig, speculation: Speculation | None
+) -> None:
+    """Run a plan through all stages; with `speculation`, learn what its drafts cost.
+
+    `step(tokens, draft_steps=0)` runs one dummy plan to its end.
+    """
+    await step(min(FIRST_TOKENS, config.max_num_batched_tokens))
     large = min(LARGE_TOKENS, config.max_num_batched_tokens)
     if speculation is not None and speculation.has_draft_model:
         for _ in range(RUNS):
-            await core.warm_up(SMALL_TOKENS, DRAFT_STEPS)
+            await step(SMALL_TOKENS, DRAFT_STEPS)
     if speculation is None or large <= SMALL_TOKENS:
         return
     costs = estimate_costs(model)
     seconds = {SMALL_TOKENS: float("inf"), large: float("inf")}
     for size in (SMALL_TOKENS, large) * RUNS:
         began = time.perf_counter()
-        await core.warm_up(size)
+        await step(size)
         seconds[size] = min(seconds[size], time.perf_counter() - began)
     speculation.cost = StepCost.of_two(
         (SMALL_TOKENS, seconds[SMALL_TOKENS]),

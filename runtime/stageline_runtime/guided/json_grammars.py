@@ -17,6 +17,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK
+from stageline_runtime.guided.schema_numbers import inexact_number
+from stageline_runtime.model_facts.tokenizer_loading import load_tokenizer
 
 MAX_KEPT = 64
 SHOWN_CHARACTERS = 200
@@ -100,6 +102,8 @@ class JsonGrammars:
             elif schema.startswith(GRAMMAR_MARK):
                 grammar = LLMatcher.grammar_from_lark(_as_lark(schema.removeprefix(GRAMMAR_MARK)))
             else:
+                if (fault := inexact_number(schema)) is not None:
+                    raise GrammarError(fault)
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITESPACE})
         except ValueError as error:
             raise GrammarError(first_line(str(error))) from error
@@ -112,7 +116,7 @@ class JsonGrammars:
         if not self.eos_token_ids:
             raise GrammarError("this model has no end-of-sequence token")
         if self._tokenizer is None:
-            text = (self._model_dir / "tokenizer.json").read_text(encoding="utf-8")
+            text = load_tokenizer(self._model_dir).to_str()
             try:
                 tokenizer = LLTokenizer(text, n_vocab=self.vocab_size, eos_token=self.eos_token_ids)
             except ValueError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_coverage import MeasuredParameters, measure_checkpoint
+from stageline_runtime.model_facts.model_coverage import MeasuredParameters, measure_checkpoint, with_class_defaults
 from stageline_runtime.model_facts.model_fields import (
     Fields,
     UnsupportedModelError,
@@ -19,6 +19,7 @@ from stageline_runtime.model_facts.model_fields import (
     read_json,
     stored_dtype,
 )
+from stageline_runtime.model_facts.tokenizer_files import with_end_token
 
 _TEXT_PARTS: Final = ("text_config", "llm_config", "language_config")
 _LAYERS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
@@ -69,7 +70,11 @@ def read_foreign_model(model_dir: Path) -> ModelConfig:
         attention_windows=(None,) * num_layers,
         mixture=None,
         dtype=_dtype(whole, fields),
-        eos_token_ids=end_of_sequence(fields if "eos_token_id" in fields else whole, generation),
+        eos_token_ids=with_end_token(
+            end_of_sequence(with_class_defaults(fields if "eos_token_id" in fields else whole), generation),
+            model_dir,
+            vocab_size,
+        ),
         is_covered=True,
         measured=_measured(model_dir, fields) or _estimated(num_layers, hidden_size, vocab_size),
     )

@@ -4,7 +4,7 @@ A config this runtime can't run exactly is refused with the field and its value;
 a row in `model_families` run in the own decoder; any other goes the coverage path, through Hugging Face's own layers.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from stageline_runtime.model_facts.model_fields import (
     rope,
 )
 from stageline_runtime.model_facts.quantization import quantization_of
+from stageline_runtime.model_facts.tokenizer_files import with_end_token
 
 __all__ = [
     "SUPPORTED_ARCHITECTURES",
@@ -94,7 +95,7 @@ class ModelConfig:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """Read `config.json` (and `generation_config.json` for end-of-sequence ids).
+    """Read `config.json` (and `generation_config.json` and the tokenizer's files for end-of-sequence ids).
 
     Raises:
         UnsupportedModelError: a field is missing or has a value this runtime can't run.
@@ -102,7 +103,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     fields = read_json(model_dir / "config.json")
     generation_path = model_dir / "generation_config.json"
     generation = read_json(generation_path) if generation_path.exists() else {}
-    return model_config_from_dict(fields, generation, _measured(fields, model_dir))
+    config = model_config_from_dict(fields, generation, _measured(fields, model_dir))
+    return replace(config, eos_token_ids=with_end_token(config.eos_token_ids, model_dir, config.vocab_size))
 
 
 def sized_model_config(fields: Fields, model_dir: Path) -> ModelConfig:
@@ -184,7 +186,7 @@ def _own(config: Fields, generation: Fields, family: Family) -> ModelConfig:
         attention_windows=family.windows(config, num_layers),
         mixture=None if family.mixture is None else family.mixture(config, num_layers),
         dtype=dtype(config),
-        eos_token_ids=end_of_sequence(config, generation),
+        eos_token_ids=end_of_sequence({"eos_token_id": family.default_eos_token_id} | config, generation),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from stageline_runtime.model_facts.model_fields import Fields, UnsupportedModelError, names, rope_parameters
 from stageline_runtime.model_facts.quantization import Shape, dense_elements, quantization_of
+from stageline_runtime.model_facts.weight_files import weight_file_names
 
 COVERED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 COVERED_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
@@ -34,7 +35,7 @@ _REFUSED_WHEN_SET = {
     "moe_num_experts": _OWN_MIXTURES,
     "hidden_size_per_layer_input": "layers that take more than hidden states can't be cut",
     "num_kv_shared_layers": "layers that read other layers' keys and values can't be cut",
-    "kv_lora_rank": "compressed keys and values don't fit the slot cache; serve it with engine.name: vllm",
+    "kv_lora_rank": "compressed keys and values don't fit the KV cache; serve it with engine.name: vllm",
     "use_bidirectional_attention": "a token can't see those after it",
     "alibi": "only rotary position embeddings are covered",
 }
@@ -47,7 +48,6 @@ _REFUSED_FAMILIES = {
 _HEADS = frozenset({"lm_head.weight", "embed_out.weight"})
 """The second is GPT-NeoX's, in checkpoints of before."""
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_SINGLE_FILE, _INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TENSORS_FILE = "stageline-tensors.json"
 """Shape of every tensor by name, in place of the headers of weight files that are not all fetched."""
 
@@ -146,21 +146,10 @@ def _all_shapes(model_dir: Path) -> dict[str, Shape] | None:
     if told.is_file():
         shapes: dict[str, list[int]] = json.loads(told.read_text(encoding="utf-8"))
         return {name: tuple(shape) for name, shape in shapes.items()}
-    paths = _weight_files(model_dir)
+    paths = [model_dir / name for name in weight_file_names(model_dir)]
     if not paths or not all(path.is_file() for path in paths):
         return None
     return {name: shape for path in paths for name, shape in _shapes(path).items()}
-
-
-def _weight_files(model_dir: Path) -> list[Path]:
-    index = model_dir / _INDEX_FILE
-    if not index.is_file():
-        return [model_dir / _SINGLE_FILE]
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return [model_dir / str(name) for name in sorted(set(weight_map.values()))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UnsupportedModelError(f"{_INDEX_FILE} is not a weight index: {error!r}") from error
 
 
 def _shapes(path: Path) -> dict[str, Shape]:

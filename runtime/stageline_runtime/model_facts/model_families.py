@@ -54,6 +54,7 @@ class Family:
     """None: `hidden_size / num_heads`."""
     default_rms_norm_eps: float = 1e-6
     default_rope_theta: float = 10_000.0
+    default_eos_token_id: int | None = None
 
 
 def _never(_fields: Fields, num_layers: int) -> Windows:
@@ -168,13 +169,19 @@ def _unbiased(
         default_num_kv_heads=8,
         default_rms_norm_eps=rms_norm_eps,
         default_rope_theta=rope_theta,
+        default_eos_token_id=2,
     )
 
 
 FAMILIES = MappingProxyType(
     {
         "llama": Family(
-            query_key_value_bias=None, output_bias=None, feed_forward_bias=None, query_key_norm=False, windows=_never
+            query_key_value_bias=None,
+            output_bias=None,
+            feed_forward_bias=None,
+            query_key_norm=False,
+            windows=_never,
+            default_eos_token_id=2,
         ),
         "mistral": _unbiased(_everywhere(4096)),
         "mixtral": _unbiased(_everywhere(None), _mixtral_mixture, rms_norm_eps=1e-5, rope_theta=1e6),

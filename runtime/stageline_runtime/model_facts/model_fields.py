@@ -12,12 +12,13 @@ Fields = dict[str, Any]
 
 _MODALITIES = ("vision_config", "audio_config", "speech_config", "image_config", "video_config", "text_config")
 
+_ORIGINAL = "original_max_position_embeddings"
 _ROPE_NUMBERS = {
     "dynamic": ("factor",),
     "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "longrope": ("factor", "original_max_position_embeddings"),
-    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", _ORIGINAL),
+    "longrope": ("factor", _ORIGINAL),
+    "yarn": ("factor", _ORIGINAL),
 }
 """Numbers above zero that each way of scaling needs."""
 ROPE_TYPES = tuple(_ROPE_NUMBERS)
@@ -90,15 +91,22 @@ def whole_numbers(fields: Fields, name: str) -> list[int]:
 
 
 def rope_parameters(fields: Fields) -> Fields:
-    """What scales the rotary embedding, empty for nothing; transformers 5 keeps the base here, too."""
-    value = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    """What scales the rotary embedding, empty for nothing; transformers 5 keeps the base here, too.
+
+    Of the two names the older wins, as in transformers, whose configs hold both once a person adds a scaling.
+    """
+    name = "rope_scaling" if fields.get("rope_scaling") else "rope_parameters"
+    value = fields.get(name) or {}
     if not isinstance(value, dict):
-        raise UnsupportedModelError(f"config.json: rope_parameters must be an object, not {value!r}")
+        raise UnsupportedModelError(f"config.json: {name} must be an object, not {value!r}")
     return value
 
 
 def refuse_unbuilt(fields: Fields) -> None:
-    """Refuse what no model of this runtime has: other modalities than text, encoders."""
+    """Refuse what no model of this runtime has: other modalities than text, encoders, weights by another name."""
+    if fields.get("transformers_weights") not in (None, "model.safetensors"):
+        name = fields["transformers_weights"]
+        raise UnsupportedModelError(f"transformers_weights {name!r} is not supported; supported: model.safetensors")
     for name in _MODALITIES:
         if fields.get(name) is not None:
             raise UnsupportedModelError(
@@ -116,7 +124,12 @@ def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
     needs.
     """
     parameters = rope_parameters(fields)
-    theta = number(fields, "rope_theta", number(parameters, "rope_theta", default_theta))
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise UnsupportedModelError(
+            f"config.json: rotary parameters by kind of layer ({', '.join(parameters)}) are not supported"
+        )
+    theta = number(parameters, "rope_theta", number(fields, "rope_theta", default_theta))
+    _refuse_lost_theta(fields, parameters, theta)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     share = parameters.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
     if share not in (None, 1, 1.0):
@@ -126,11 +139,11 @@ def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
     if kind not in ROPE_TYPES:
         raise UnsupportedModelError(f"rope_type {kind!r} is not supported; supported: default, {', '.join(ROPE_TYPES)}")
     trained = positive(fields, "max_position_embeddings")
-    # Llama 3's has to say what it was trained with; that of the others is what the config says, unless they do.
-    default = {} if kind == "llama3" else {"original_max_position_embeddings": trained}
-    scaling = default | parameters | {"rope_type": kind, "longest": trained}
+    scaling = {_ORIGINAL: trained} | parameters | {"rope_type": kind, "longest": trained}
+    # Beside the dictionary, as Phi-3's configs have it, it goes before the one in there.
+    scaling |= {} if fields.get(_ORIGINAL) is None else {_ORIGINAL: fields[_ORIGINAL]}
     if kind == "longrope":
-        original = number(scaling, "original_max_position_embeddings", 0.0)
+        original = number(scaling, _ORIGINAL, 0.0)
         scaling["factor"] = parameters.get("factor") or trained / original
         for name in _LONGROPE_LISTS:
             _numbers(scaling, name)
@@ -140,6 +153,18 @@ def rope(fields: Fields, default_theta: float) -> tuple[float, Fields | None]:
         if scaling.get(name) is not None:
             number(scaling, name, 0.0)
     return theta, scaling
+
+
+def _refuse_lost_theta(fields: Fields, parameters: Fields, theta: float) -> None:
+    """Refuse a config whose base nobody reads, since it stands in `rope_parameters` beside a `rope_scaling`."""
+    newer = fields.get("rope_parameters")
+    lost = newer.get("rope_theta") if isinstance(newer, dict) and newer is not parameters else None
+    is_said = parameters.get("rope_theta") is not None or fields.get("rope_theta") is not None
+    if lost not in (None, theta) and not is_said:
+        raise UnsupportedModelError(
+            f"config.json: rope_scaling replaces rope_parameters, so rope_theta would be {theta:g} and not {lost!r}; "
+            "put rope_theta into rope_scaling"
+        )
 
 
 def _numbers(fields: Fields, name: str) -> None:
@@ -154,17 +179,6 @@ def dtype(fields: Fields) -> str:
     """The number format of the checkpoint, as far as stages compute in it; else `float32`, which holds all others."""
     stored = stored_dtype(fields)
     return stored if stored in ("bfloat16", "float16") else "float32"
-
-
-def chosen_dtype(asked: str, of_model: str, *, on_devices: bool) -> str:
-    """What `spec.engine.dtype` means for a model: `auto` is the checkpoint's own.
-
-    But on CPUs float16 is widened to float32, which loses nothing: products of many rows in float16 take four times as
-    long there (docs/log.md).
-    """
-    if asked != "auto":
-        return asked
-    return "float32" if of_model == "float16" and not on_devices else of_model
 
 
 def stored_dtype(fields: Fields) -> str:

@@ -1,8 +1,7 @@
 """Which code runs a model: the own decoder for its families, Hugging Face's layers (on the CPU alone) for all others.
 
-A module of its own, above `cpu`, `device` and `coverage`: the choice needs all three, and the two latter are built on
-`cpu`, which therefore can't make it. Whatever loads a stage chooses here: `stage.load_stage`, the bench's check of a
-GPU's parts, the tests' pipelines in one process.
+A module of its own, above `decoder` and `coverage`, because the choice needs both. Whatever loads a stage chooses here:
+`stage.load_stage`, the bench's check of a GPU's parts, the tests' pipelines in one process.
 
 What a stage doesn't need is not imported: transformers on a stage of the own decoder, Triton on a CPU stage.
 """
@@ -14,9 +13,8 @@ from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.rank_cut import part_of_layers
-from stageline_runtime.models.cpu.decoder import build_stage_model
-from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
-from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
+from stageline_runtime.models.decoder import DecoderStage, attention_heads, build_stage_model
+from stageline_runtime.models.layers.attention import Attention, AttentionHeads
 from stageline_runtime.models.protocol import LoadProgress, ModelBuilder, StageModel, StageShape
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.stage_ranks import StageRanks
@@ -49,7 +47,7 @@ def build_any_stage_model(
 
 def device_builder(
     accelerator: Accelerator,
-    attention: Callable[[AttentionHeads], DeviceAttention] | None = None,
+    attention: Callable[[AttentionHeads], Attention] | None = None,
     ranks: RankGroup | None = None,
     *,
     experts: RankGroup | None = None,
@@ -63,7 +61,7 @@ def device_builder(
     run on the CPU alone.
     """
 
-    def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DeviceStage:
+    def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DecoderStage:
         if config.is_covered:
             detail = (
                 f"model_type {config.architecture} runs through Hugging Face's layers, and these on the CPU only; "
@@ -71,16 +69,16 @@ def device_builder(
             )
             raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="load")
         part = part_of_layers(config, 1 if ranks is None else ranks.size)
-        chosen = None if attention is None else attention(attention_heads(part, shape))
-        return build_device_stage(
+        chosen = None if attention is None else attention(attention_heads(part))
+        return build_stage_model(
             model_dir,
             config,
             shape,
             progress,
-            accelerator,
-            chosen,
             ranks,
             experts=experts,
+            accelerator=accelerator,
+            attention=chosen,
             has_row_kernels=has_row_kernels,
         )
 

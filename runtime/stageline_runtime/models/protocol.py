@@ -4,7 +4,7 @@ One hidden tensor goes in and one comes out: the residual stream, already summed
 captured as graphs. Nothing here knows about transports, plans in flight or sampling.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -13,7 +13,8 @@ import torch
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
+from stageline_runtime.plan_bus.messages import GraphMode, SlotBlocks, StepPlan
+from stageline_runtime.plan_bus.step_plan import rows_per_cohort
 
 CPU = torch.device("cpu")
 
@@ -27,17 +28,18 @@ class StageShape:
     is_last: bool
     dtype: torch.dtype
     num_cohorts: int
-    slots_per_cohort: int
+    num_slots: int
     slot_tokens: int
     """Capacity of one slot in tokens."""
     num_blocks: int = 0
-    """Blocks (`step_plan.blocks_of`) of all slots together, at most; 0: as many as they could. For paged caches."""
+    """Blocks of the KV cache that it is made with, at load; 0: enough for all slots."""
     max_step_tokens: int = 512
-    """Most tokens of a plan, padding included; only devices with buffers of a fixed size ask."""
+    """Most tokens of a plan, padding included."""
 
     @property
-    def num_slots(self) -> int:
-        return self.num_cohorts * self.slots_per_cohort
+    def rows_per_cohort(self) -> int:
+        """Most requests that decode in one plan."""
+        return rows_per_cohort(self.num_slots, self.num_cohorts)
 
 
 LoadProgress = Callable[[int, int], None]
@@ -50,17 +52,14 @@ Indices = TypeVar("Indices")
 class StageCompute(Protocol[Indices]):
     """Embedding, layers and head of one stage; a stage calls only the parts it holds, in torch's inference mode."""
 
-    def attention_batch(self, plan: StepPlan) -> Indices:
-        """Derive positions, slots and masks from the plan, once per plan."""
+    def reserve_cache(self, num_blocks: int) -> None:
+        """Make the KV cache anew, of `num_blocks` blocks for all slots together. Before graphs are captured."""
 
-    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
-        """Forget what a slot holds from position `keep_tokens` on, when a new request takes it."""
+    def change_tables(self, changes: Sequence[SlotBlocks]) -> None:
+        """Take what a plan says of the slots' blocks, before its rows are looked up."""
 
-    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` keys and values of one slot to another, which has been reset."""
-
-    def trim_slot(self, slot: int, num_tokens: int) -> None:
-        """Forget what a slot holds from position `num_tokens` on, and give its memory back."""
+    def step_batch(self, plan: StepPlan) -> Indices:
+        """Derive from the plan what its layers need, once per plan."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Map token ids `[num_tokens]` int64 to hidden `[num_tokens, hidden_size]`. First stage only."""
@@ -105,15 +104,7 @@ class CaptureReport:
     graphs: int
     seconds: float
     memory_bytes: int
-    """Growth of the process's resident memory, or of the device's."""
-
-
-@runtime_checkable
-class PagesCache(Protocol):
-    """A stage's model whose cache is made of blocks, as many as there is memory for once the weights are in place."""
-
-    def reserve_cache(self, num_blocks: int) -> None:
-        """Make the cache anew, of `num_blocks` blocks for all slots together. Before graphs are captured."""
+    """Growth of the device's memory."""
 
 
 @runtime_checkable
@@ -135,9 +126,7 @@ class CutsHead(Protocol):
 class CapturesGraphs(Protocol):
     """A stage's model whose `layers` can run captured, in the mode that a plan names."""
 
-    def capture_graphs(
-        self, graphs: GraphMode, sizes: CaptureSizes, cache_dir: Path, progress: CaptureProgress
-    ) -> CaptureReport:
+    def capture_graphs(self, graphs: GraphMode, sizes: CaptureSizes, progress: CaptureProgress) -> CaptureReport:
         """Capture what plans up to `graphs` need, before the stage says that it has loaded; touches no slot.
 
         Raises:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from stageline_runtime.native.build import NativeUnavailableError
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 MOST_HEAD_SIZE = 256
 MOST_GROUP_SIZE = 16
@@ -25,8 +26,9 @@ class _Arguments(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query_key", "value", "cosines", "sines")),
-        *((name, ctypes.c_void_p) for name in ("keys", "values", "output", "scratch", "rows")),
-        *((name, ctypes.c_int64) for name in ("query_key_stride", "value_stride", "slot_tokens", "num_rows")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "output", "scratch", "tiles", "block_table")),
+        *((name, ctypes.c_int64) for name in ("query_key_stride", "value_stride", "head_stride", "blocks_per_slot")),
+        ("num_tiles", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("num_kv_heads", "group_size", "head_dim", "window", "num_threads")),
         ("scratch_floats", ctypes.c_int64),
         ("scale", ctypes.c_float),
@@ -49,7 +51,8 @@ class AttentionInputs:
     query_key: `[num_tokens, num_heads + num_kv_heads, head_dim]`.
     value: `[num_tokens, num_kv_heads, head_dim]`.
     rotary: cosines and sines `[num_tokens, 1, head_dim]` to rotate queries and keys by; None when they are already.
-    cache: keys and values `[num_slots, num_kv_heads, slot_tokens, head_dim]`.
+    cache: keys and values `[num_blocks, num_kv_heads, BLOCK_TOKENS, head_dim]`, the blocks of a head side by side.
+    block_table: `[num_slots + 1, blocks_per_slot]` int32.
     output: `[num_tokens, num_heads * head_dim]`.
     window: positions that a query sees, its own included; None for all.
     """
@@ -58,6 +61,7 @@ class AttentionInputs:
     value: torch.Tensor
     rotary: tuple[torch.Tensor, torch.Tensor] | None
     cache: tuple[torch.Tensor, torch.Tensor]
+    block_table: torch.Tensor
     output: torch.Tensor
     window: int | None
 
@@ -79,25 +83,26 @@ class AttentionKernel:
         self._num_threads = torch.get_num_threads()
         self._scratch = torch.empty(self._num_threads, _scratch_floats(shape))
 
-    def decode(self, inputs: AttentionInputs, rows: torch.Tensor) -> None:
+    def decode(self, inputs: AttentionInputs, tiles: torch.Tensor) -> None:
         """Store and attend single tokens; other rows of the output stay as they are.
 
-        `rows`: token, slot and position of each, `[num_rows, 3]` int64; slot -1 gives zeros and stores nothing.
+        `tiles`: first token, number of tokens (one), slot and position of each, `[num_tiles, 4]` int32; slot -1 gives
+        zeros and stores nothing.
         """
-        self._call(self._decode, inputs, rows)
+        self._call(self._decode, inputs, tiles)
 
-    def prefill(self, inputs: AttentionInputs, chunks: torch.Tensor) -> None:
-        """Store and attend whole chunks; other rows of the output stay as they are.
+    def prefill(self, inputs: AttentionInputs, tiles: torch.Tensor) -> None:
+        """Store and attend chunks, of which `tiles` are the same; other rows of the output stay as they are."""
+        self._call(self._prefill, inputs, tiles)
 
-        `chunks`: first token, slot, first position and number of tokens of each, `[num_chunks, 4]` int64.
-        """
-        self._call(self._prefill, inputs, chunks)
-
-    def _call(self, function: Any, inputs: AttentionInputs, rows: torch.Tensor) -> None:
+    def _call(self, function: Any, inputs: AttentionInputs, tiles: torch.Tensor) -> None:
         shape, (keys, values), output = self._shape, inputs.cache, inputs.output
         query_key, value = inputs.query_key, inputs.value
         cosines, sines = inputs.rotary if inputs.rotary is not None else (None, None)
-        self._check(query_key, value, (keys, values, rows, output, *(inputs.rotary or ())))
+        self._check(query_key, value, (keys, values))
+        contiguous = (tiles, inputs.block_table, output, *(inputs.rotary or ()))
+        assert all(tensor.is_contiguous() for tensor in contiguous), [tensor.stride() for tensor in contiguous]
+        assert tiles.dtype == inputs.block_table.dtype == torch.int32, (tiles.dtype, inputs.block_table.dtype)
         arguments = _Arguments(
             query_key=query_key.data_ptr(),
             value=value.data_ptr(),
@@ -107,11 +112,13 @@ class AttentionKernel:
             values=values.data_ptr(),
             output=output.data_ptr(),
             scratch=self._scratch.data_ptr(),
-            rows=rows.data_ptr(),
+            tiles=tiles.data_ptr(),
+            block_table=inputs.block_table.data_ptr(),
             query_key_stride=query_key.stride(0),
             value_stride=value.stride(0),
-            slot_tokens=shape.slot_tokens,
-            num_rows=rows.shape[0],
+            head_stride=keys.stride(1),
+            blocks_per_slot=inputs.block_table.shape[1],
+            num_tiles=tiles.shape[0],
             num_kv_heads=shape.num_kv_heads,
             group_size=shape.group_size,
             head_dim=shape.head_dim,
@@ -122,12 +129,15 @@ class AttentionKernel:
         )
         function(ctypes.byref(arguments))
 
-    def _check(self, query_key: torch.Tensor, value: torch.Tensor, contiguous: tuple[torch.Tensor, ...]) -> None:
+    def _check(self, query_key: torch.Tensor, value: torch.Tensor, cache: tuple[torch.Tensor, ...]) -> None:
         head_strides = (self._shape.head_dim, 1)
         assert query_key.stride()[1:] == head_strides, query_key.stride()
         assert value.stride()[1:] == head_strides, value.stride()
         assert query_key.dtype == value.dtype == self._shape.dtype, (query_key.dtype, value.dtype)
-        assert all(tensor.is_contiguous() for tensor in contiguous), [tensor.stride() for tensor in contiguous]
+        block = (BLOCK_TOKENS * self._shape.head_dim, *head_strides)
+        for part in cache:
+            assert (part.stride(0), *part.stride()[2:]) == block, part.stride()
+            assert part.shape[2] == BLOCK_TOKENS, part.shape
 
 
 def _function(library: ctypes.CDLL, name: str) -> Any:

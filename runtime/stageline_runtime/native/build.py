@@ -26,6 +26,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from stageline_api import env
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
+from stageline_runtime.planning.cpu_features import cpu_features
 
 COMPILER_CPU_SECONDS = 60
 """Of each of its processes, thirty times what they take."""
@@ -34,8 +36,7 @@ LONGEST_COMPILE_SECONDS = 900.0
 PREBUILT = Path(__file__).parent / "prebuilt"
 _SOURCE = Path(__file__).parent / "kernels.c"
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-ffast-math", "-fPIC", "-std=gnu11")
-_CPU_INFO = Path("/proc/cpuinfo")
+_FLAGS = ("-O3", "-ffast-math", "-fPIC", "-std=gnu11", f"-DBLOCK_TOKENS={BLOCK_TOKENS}")
 
 _AVX2 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"})
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})
@@ -103,10 +104,9 @@ def _prebuilt() -> Path | None:
 
 def cpu_level() -> str | None:
     """The best of `LEVELS` that this CPU has; None where it has none."""
-    if platform.machine() != "x86_64" or not _CPU_INFO.exists():
+    if platform.machine() != "x86_64":
         return None
-    lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    features = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    features = cpu_features()
     return next((level for level, needed in LEVELS.items() if needed.issubset(features)), None)
 
 

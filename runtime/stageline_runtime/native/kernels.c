@@ -22,22 +22,32 @@
 typedef float lanes __attribute__((vector_size(64), aligned(4))); /* 16 floats */
 
 typedef struct {
-    int64_t token, slot, position; /* slot -1: padding, whose output is zero */
-} decode_row;
-
-typedef struct {
-    int64_t token, slot, position, count; /* consecutive tokens of one request */
-} prefill_chunk;
+    int32_t token, count, slot, position; /* consecutive tokens of one request; slot -1: padding, whose output is zero */
+} tile;
 
 typedef struct {
     const void *query_key, *value, *cosines, *sines; /* cosines NULL: rotated already */
     void *keys, *values, *output;
     float *scratch; /* scratch_floats for each thread */
-    const void *rows; /* decode_row or prefill_chunk */
-    int64_t query_key_stride, value_stride, slot_tokens, num_rows, num_kv_heads, group_size, head_dim;
+    const tile *tiles;
+    const int32_t *block_table; /* a row of blocks_per_slot blocks for each slot */
+    int64_t query_key_stride, value_stride, head_stride, blocks_per_slot;
+    int64_t num_tiles, num_kv_heads, group_size, head_dim;
     int64_t window, num_threads, scratch_floats; /* window 0: none */
     float scale;
 } attention_arguments;
+
+/* where a position of a slot with these blocks lies among the keys of a head, counted in keys */
+static inline int64_t place_of(const int32_t *blocks, int64_t position) {
+    return (int64_t)blocks[position / BLOCK_TOKENS] * BLOCK_TOKENS + position % BLOCK_TOKENS;
+}
+
+/* how many keys from `position` on, up to `end`, lie one behind the other: those of neighbouring blocks */
+static inline int64_t run_length(const int32_t *blocks, int64_t position, int64_t end) {
+    int64_t block = position / BLOCK_TOKENS, stop = (block + 1) * BLOCK_TOKENS;
+    while (stop < end && blocks[block + 1] == blocks[block] + 1) block++, stop += BLOCK_TOKENS;
+    return (stop < end ? stop : end) - position;
+}
 
 static inline int64_t thread_index(void) {
 #ifdef _OPENMP

@@ -101,29 +101,32 @@ static void NAME(pack_queries)(const attention_arguments *a, int64_t first_token
     memset(s->queries + num_rows * s->depth, 0, sizeof(PACKED) * (size_t)(spare * s->depth));
 }
 
-/* 64 keys as columns and values as rows; what lies past `count` is zero */
-static void NAME(pack_block)(const ELEMENT *keys, const ELEMENT *values, int count, int size,
-                             const NAME(prefill_scratch) * s) {
+/* 64 keys from a position on as columns and values as rows; what lies past `count` is zero */
+static void NAME(pack_block)(const ELEMENT *keys, const ELEMENT *values, const int32_t *blocks, int64_t position,
+                             int count, int size, const NAME(prefill_scratch) * s) {
     if (count < BLOCK_KEYS) {
         memset(s->keys, 0, sizeof(PACKED) * (size_t)(s->depth * BLOCK_KEYS));
         memset(s->values, 0, sizeof(PACKED) * (size_t)(BLOCK_KEYS / PER_PACKED * s->width));
     }
     for (int t = 0; t < count; t++) {
         PACKED row[MOST_HEAD_SIZE];
-        NAME(pack)(keys + t * size, size, row);
+        NAME(pack)(keys + place_of(blocks, position + t) * size, size, row);
         for (int k = 0; k < s->depth; k++) s->keys[k * BLOCK_KEYS + t] = row[k];
     }
 #if PAIRED
     for (int t = 0; t < count; t += 2) {
-        const ELEMENT *even = values + t * size, *odd = even + size;
-        if (t + 1 < count)
+        const ELEMENT *even = values + place_of(blocks, position + t) * size;
+        if (t + 1 < count) {
+            const ELEMENT *odd = values + place_of(blocks, position + t + 1) * size;
             for (int d = 0; d < size; d++) s->values[t / 2 * s->width + d] = even[d] | (uint32_t)odd[d] << 16;
-        else
+        } else
             for (int d = 0; d < size; d++) s->values[t / 2 * s->width + d] = even[d];
     }
 #else
-    for (int t = 0; t < count; t++)
-        for (int d = 0; d < size; d++) s->values[t * s->width + d] = WIDEN(values[t * size + d]);
+    for (int t = 0; t < count; t++) {
+        const ELEMENT *value = values + place_of(blocks, position + t) * size;
+        for (int d = 0; d < size; d++) s->values[t * s->width + d] = WIDEN(value[d]);
+    }
 #endif
 }
 
@@ -157,11 +160,13 @@ static inline void NAME(weigh)(const NAME(prefill_scratch) * s, int row, int fro
 }
 
 /* tokens `first..first + num_tokens` of a chunk, for one key/value head */
-static void NAME(attend_block)(const attention_arguments *a, const prefill_chunk *chunk, int64_t head, int64_t first,
+static void NAME(attend_block)(const attention_arguments *a, const tile *chunk, int64_t head, int64_t first,
                                int num_tokens, const NAME(prefill_scratch) * s) {
     int size = (int)a->head_dim, group = (int)a->group_size, num_rows = num_tokens * group;
     int tiled_rows = (int)ROUND_UP(num_rows, TILE_ROWS);
-    int64_t base = (chunk->slot * a->num_kv_heads + head) * a->slot_tokens * size;
+    const ELEMENT *keys = (const ELEMENT *)a->keys + head * a->head_stride;
+    const ELEMENT *values = (const ELEMENT *)a->values + head * a->head_stride;
+    const int32_t *blocks = a->block_table + chunk->slot * a->blocks_per_slot;
     int64_t position = chunk->position + first, end = position + num_tokens;
     int64_t start = a->window && position >= a->window ? position + 1 - a->window : 0;
     NAME(pack_queries)(a, chunk->token + first, head, num_tokens, s);
@@ -169,8 +174,7 @@ static void NAME(attend_block)(const attention_arguments *a, const prefill_chunk
     for (int r = 0; r < tiled_rows; r++) s->most[r] = -3e38f, s->total[r] = 0;
     for (int64_t block = start; block < end; block += BLOCK_KEYS) {
         int count = (int)(end - block < BLOCK_KEYS ? end - block : BLOCK_KEYS);
-        NAME(pack_block)((const ELEMENT *)a->keys + base + block * size, (const ELEMENT *)a->values + base + block * size,
-                         count, size, s);
+        NAME(pack_block)(keys, values, blocks, block, count, size, s);
         memset(s->scores, 0, sizeof(float) * (size_t)(tiled_rows * BLOCK_KEYS));
         for (int r = 0; r < tiled_rows; r += TILE_ROWS)
             NAME(tile)(s->queries + r * s->depth, s->depth, s->keys, BLOCK_KEYS, s->depth, s->scores + r * BLOCK_KEYS,
@@ -195,18 +199,15 @@ static void NAME(attend_block)(const attention_arguments *a, const prefill_chunk
 }
 
 void NAME(prefill_step)(const attention_arguments *a) {
-    const prefill_chunk *chunks = a->rows;
     int64_t size = a->head_dim, block_tokens = QUERY_ROWS / a->group_size;
-    for (int64_t index = 0; index < a->num_rows; index++) {
-        const prefill_chunk *chunk = chunks + index;
+    for (int64_t index = 0; index < a->num_tiles; index++) {
+        const tile *chunk = a->tiles + index;
+        const int32_t *table = a->block_table + chunk->slot * a->blocks_per_slot;
         int64_t blocks = (chunk->count + block_tokens - 1) / block_tokens;
 #pragma omp parallel for num_threads((int)a->num_threads) if (a->num_threads > 1) schedule(static)
-        for (int64_t head = 0; head < a->num_kv_heads; head++) {
-            int64_t base = (chunk->slot * a->num_kv_heads + head) * a->slot_tokens * size;
+        for (int64_t head = 0; head < a->num_kv_heads; head++)
             for (int64_t t = 0; t < chunk->count; t++)
-                NAME(store)(a, chunk->token + t, head, chunk->position + t, (ELEMENT *)a->keys + base,
-                            (ELEMENT *)a->values + base);
-        }
+                NAME(store)(a, chunk->token + t, head, place_of(table, chunk->position + t));
 #pragma omp parallel for num_threads((int)a->num_threads) if (a->num_threads > 1) schedule(static)
         for (int64_t work = 0; work < blocks * a->num_kv_heads; work++) {
             NAME(prefill_scratch) s = NAME(divide)(a->scratch + thread_index() * a->scratch_floats, (int)size);

@@ -20,8 +20,16 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from stageline_runtime.plan_bus.messages import GroupFailed, Refused, Shutdown, ToEngine, ToStage
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import (
+    BusProtocolError,
+    GroupFailed,
+    PeerComputes,
+    Place,
+    Refused,
+    Shutdown,
+    ToEngine,
+    ToStage,
+)
 from stageline_runtime.tls.certificates import PodIdentity, TlsError
 from stageline_runtime.tls.channel import TlsChannel
 
@@ -38,10 +46,6 @@ class BusClosedError(Exception):
 
 class BusRefusedError(BusClosedError):
     """TLS ended the connection: one end doesn't take the other for one of the model's."""
-
-
-class BusProtocolError(Exception):
-    """The other side sent something that isn't a message of this protocol."""
 
 
 def encode_frame(message: ToEngine | ToStage) -> bytes:
@@ -91,23 +95,22 @@ class FrameReader(Generic[Message]):
 class StageBus:
     """The stage's end: blocking; used by one thread only, but for `send` and what says otherwise."""
 
-    def __init__(self, connection: socket.socket, channel: TlsChannel | None = None) -> None:
-        """`channel` is open already; None sends in clear."""
+    def __init__(self, connection: socket.socket, identity: PodIdentity | None = None) -> None:
+        """Without `identity` it sends in clear."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setblocking(False)
         self._connection = connection
-        self._channel = channel
+        self._channel = None if identity is None else TlsChannel(identity, is_server=False)
         self._sending = threading.RLock()  # a signal may come while its own thread sends
         self._is_sending = False
         self._unsent: deque[bytes] = deque()
         self._reading = threading.Lock()
         self._reader: FrameReader[ToStage] = FrameReader(ToStage)
         self._received: deque[ToStage] = deque()
+        self._peer_computed_at = float("-inf")
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
-        self._waking: set[int] = set()
-        """Descriptors that wake once; owned."""
 
     @classmethod
     def connect(cls, host: str, port: int, timeout_seconds: float, identity: PodIdentity | None = None) -> "StageBus":
@@ -115,7 +118,7 @@ class StageBus:
 
         Raises:
             TimeoutError: nobody answered in time; the message holds the last reason.
-            TlsError: who answered isn't the model's engine, or doesn't take this stage for one of the model's.
+            BusClosedError: who answered hung up, or, with TLS, isn't the model's engine.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -126,13 +129,20 @@ class StageBus:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"no engine at {host}:{port} within {timeout_seconds:g} s: {error}") from error
                 time.sleep(0.1)
-        if identity is None:
-            return cls(connection)
+        bus = cls(connection, identity)
         try:
-            return cls(connection, _open_channel(connection, identity, deadline))
+            while bus._channel is not None and not bus._channel.is_open:
+                bus._write(b"")  # what TLS itself has to say
+                if (left_seconds := deadline - time.monotonic()) <= 0:
+                    raise TimeoutError("the engine did not finish the TLS handshake in time")
+                bus._wait(left_seconds)
+            bus._write(b"")
         except BaseException:
-            connection.close()
+            with contextlib.suppress(BusClosedError):
+                bus._write(b"")  # its last word may say why
+            bus.close()
             raise
+        return bus
 
     def send(self, message: ToEngine) -> None:
         """Send one message, from any thread; blocks while the socket's buffer is full.
@@ -147,6 +157,16 @@ class StageBus:
                     self._write(self._unsent.popleft())
                 finally:
                     self._is_sending = False
+
+    def send_if_free(self, message: ToEngine) -> None:
+        """Send a short message where that waits for nothing, neither the socket nor another thread's send; else not."""
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            if select.select([], [self._connection], [], 0)[1]:
+                self.send(message)
+        finally:
+            self._sending.release()
 
     def _write(self, frame: bytes) -> None:
         if self._channel is not None:
@@ -179,7 +199,6 @@ class StageBus:
                 self._read()
             else:
                 self._poll.unregister(ready)
-                self._waking.discard(ready)
                 os.close(ready)
 
     def received(self) -> ToStage | None:
@@ -201,13 +220,16 @@ class StageBus:
                 try:
                     data = self._channel.opened(data)
                 except TlsError as error:
-                    raise BusRefusedError(f"the engine ended the plan bus: {error}") from error
-            self._received.extend(self._reader.feed(data))
+                    raise BusRefusedError(f"TLS on the plan bus ended: {error}") from error
+            for message in self._reader.feed(data):
+                if isinstance(message, PeerComputes):
+                    self._peer_computed_at = time.monotonic()
+                else:
+                    self._received.append(message)
 
     def wake_once(self, descriptor: int) -> None:
-        """`receive` returns, once, as soon as this can be read. The bus closes it: after that, or with itself."""
+        """`receive` returns, once, as soon as this can be read, and closes it."""
         self._poll.register(descriptor, select.POLLIN)
-        self._waking.add(descriptor)
 
     def engine_hung_up(self) -> bool:
         """Whether the engine's side is closed; safe to ask from another thread, reads nothing."""
@@ -224,10 +246,14 @@ class StageBus:
             self._read()
         return next((message for message in tuple(self._received) if isinstance(message, GroupFailed | Shutdown)), None)
 
+    def peer_computed_at(self) -> float:
+        """When the engine last said that another stage computes (monotonic); safe to ask from any thread."""
+        with contextlib.suppress(BusClosedError, BusProtocolError):
+            self._read()
+        return self._peer_computed_at
+
     def close(self) -> None:
         self._connection.close()
-        while self._waking:
-            os.close(self._waking.pop())
 
 
 class EngineBusConnection(asyncio.Protocol):
@@ -272,16 +298,14 @@ class EngineBusConnection(asyncio.Protocol):
         self._reader.most_bytes = MAX_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:
-        """asyncio: bytes came; a malformed frame ends the connection, and so does what TLS refuses."""
+        """asyncio: bytes came; what breaks the protocol ends the connection, and so does what TLS refuses."""
         try:
-            messages = self._reader.feed(self._opened(data))
+            for message in self._reader.feed(self._opened(data)):
+                self._on_message(self, message)
         except (BusProtocolError, TlsError) as error:
             self.fault = str(error)
             self.close()
             self._on_lost(self, self.fault)
-            return
-        for message in messages:
-            self._on_message(self, message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio: the connection is over; told here, unless a fault has ended it."""
@@ -314,33 +338,3 @@ class EngineBusConnection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
-
-
-def _open_channel(connection: socket.socket, identity: PodIdentity, deadline: float) -> TlsChannel:
-    """Shake hands on a connected socket, which `deadline` (monotonic) bounds.
-
-    Raises:
-        TlsError: the other end isn't the model's engine, or hung up.
-        TimeoutError: it said nothing in time.
-    """
-    channel = TlsChannel(identity, is_server=False)
-    channel.begin()
-    try:
-        while True:
-            connection.settimeout(max(0.001, deadline - time.monotonic()))
-            connection.sendall(channel.outgoing())
-            if channel.is_open:
-                return channel
-            data = connection.recv(_READ_BYTES)
-            if not data:
-                raise TlsError("it hung up within the handshake")
-            if channel.opened(data):
-                raise TlsError("it speaks before it is heard")
-    except TimeoutError as error:
-        raise TimeoutError("the engine did not finish the TLS handshake in time") from error
-    except TlsError:
-        with contextlib.suppress(OSError):
-            connection.sendall(channel.outgoing())
-        raise
-    except OSError as error:
-        raise TlsError(f"it broke off: {error}") from error

@@ -10,7 +10,7 @@ import hmac
 import secrets
 from typing import Final
 
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import Place
 
 NONCE_BYTES: Final = 32
 GREETING_SECONDS: Final = 30.0
@@ -27,22 +27,24 @@ def new_nonce() -> str:
 
 def proof_of(token: str, nonce: str, place: Place, incarnation: int) -> str:
     """What shows, for one connection, that its other end is a stage of this incarnation."""
-    said = f"stageline plan bus\0{nonce}\0{place.stage}\0{place.rank}\0{incarnation}"
-    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
+    return _code(token, "plan bus", nonce, place.stage, place.rank, incarnation)
 
 
 def is_proof(proof: str, token: str, nonce: str, place: Place, incarnation: int) -> bool:
-    wanted = proof_of(token, nonce, place, incarnation)
-    return hmac.compare_digest(proof.encode(), wanted.encode())
+    return hmac.compare_digest(proof.encode(), proof_of(token, nonce, place, incarnation).encode())
 
 
 def link_proof(token: str, life: str, numbers: bytes, *, speaker: int, listener: int) -> str:
     """What shows, on one connection between two stages, that this end is `speaker` and takes the other for `listener`,
     both of the incarnation that `life` names. `numbers`: what both ends drew for this connection alone."""
-    said = f"stageline link\0{life}\0{speaker}\0{listener}\0{numbers.hex()}"
-    return hmac.new(token.encode(), said.encode(), hashlib.sha256).hexdigest()
+    return _code(token, "link", life, speaker, listener, numbers.hex())
 
 
 def store_name(token: str, group: str) -> str:
     """Under what the stages of `group` find each other in their store: nobody without the token can guess it."""
-    return hmac.new(token.encode(), b"stageline store\0" + group.encode(), hashlib.sha256).hexdigest()
+    return _code(token, "store", group)
+
+
+def _code(token: str, purpose: str, *said: object) -> str:
+    words = "\0".join((f"stageline {purpose}", *map(str, said)))
+    return hmac.new(token.encode(), words.encode(), hashlib.sha256).hexdigest()

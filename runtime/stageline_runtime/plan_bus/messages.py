@@ -4,31 +4,71 @@ The handshake: the engine greets a connection with a `Challenge`, the stage says
 at once with `Welcome` (the cut and the slots), each stage with a device loads its weights and says `Measured`, the
 engine tells all of them at once with `CacheSized` how large the cache is, a stage that has its cache, joined the
 rendezvous and warmed up says `Loaded`. After that the engine sends `StepPlan`s in `seq` order to every stage and the
-last stage answers each with `StepDone`, also a plan that it was told to `Cancel`, and a plan with draft steps with
-`Drafted` as well; the first stage says `Begun` of the plans that ask for it. Encoded with msgpack; never pickled.
+last stage answers each with `StepDone`, and a plan with draft steps with `Drafted` as well. Encoded with msgpack;
+never pickled.
 """
 
 import enum
+from typing import Annotated, NamedTuple
 
-from stageline_runtime.plan_bus.prompt_report import PromptReport as PromptReport
-from stageline_runtime.plan_bus.step_plan import GraphMode as GraphMode
-from stageline_runtime.plan_bus.step_plan import Message
-from stageline_runtime.plan_bus.step_plan import PlanRow as PlanRow
-from stageline_runtime.plan_bus.step_plan import RequestSampling as RequestSampling
-from stageline_runtime.plan_bus.step_plan import SlotFill as SlotFill
-from stageline_runtime.plan_bus.step_plan import SlotTrim as SlotTrim
-from stageline_runtime.plan_bus.step_plan import StepPlan as StepPlan
+from msgspec import Meta
 
-PROTOCOL_VERSION = 15
+from stageline_runtime.plan_bus.prompt_report import PromptReport
+from stageline_runtime.plan_bus.step_plan import (
+    BusProtocolError,
+    Count,
+    GraphMode,
+    Message,
+    PlanRow,
+    RequestSampling,
+    SlotBlocks,
+    SlotFill,
+    StepPlan,
+)
+
+__all__ = [
+    "BusProtocolError",
+    "GraphMode",
+    "PlanRow",
+    "PromptReport",
+    "RequestSampling",
+    "SlotBlocks",
+    "SlotFill",
+    "StepPlan",
+]
+"""Others import these from here."""
+
+PROTOCOL_VERSION = 19
 
 
 class TransportKind(enum.StrEnum):
-    """How tensors cross between the group's stages: from host memory, on connections of the runtime's own or by gloo
-    where the config asks for it; the same over pinned memory where a stage has a device; or by NCCL."""
+    """How tensors cross between the group's stages: from host memory, on connections of the runtime's own; the same
+    over pinned memory where a stage has a device; or by NCCL."""
 
     HOST = "host"
     STAGED = "staged"
     NCCL = "nccl"
+
+
+class Place(NamedTuple):
+    """Where a process stands in its group: the stage, and the rank within it."""
+
+    stage: int
+    rank: int = 0
+
+    def words(self, ranks: int) -> str:
+        """As people are told: the rank only where a stage has several."""
+        return f"stage {self.stage}" if ranks == 1 else f"stage {self.stage}, rank {self.rank}"
+
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class LinkAddress(NamedTuple):
+    """Where a stage listens for the stage before it."""
+
+    host: str
+    port: Port
 
 
 class Challenge(Message, frozen=True):
@@ -48,7 +88,7 @@ class Hello(Message, frozen=True):
     """Of the bus's token, for this connection (`challenge.proof_of`)."""
     host: str
     """Identity of the machine: stages on one share its cores and its clock."""
-    available_bytes: int
+    available_bytes: Count
     health_url: str
     """Base URL of the stage's health endpoint, for those who ask the engine where its stages are."""
     device: str = ""
@@ -63,15 +103,21 @@ class Hello(Message, frozen=True):
     """Which of the stage's processes this is."""
     ranks: int = 1
     """How many it has."""
+    has_bfloat16_units: bool = True
+    """Of its CPU; also true with a device, on which nothing is computed by the CPU."""
+    queues_bfloat16_experts: bool = False
+    """Whether its device runs a mixture's experts in bfloat16 without a wait, so that they can be captured."""
+    link_address: LinkAddress | None = None
+    """Where this rank listens for the same rank of the stage before; None where tensors don't come that way."""
 
 
 class Measured(Message, frozen=True):
     """Stage with a device to engine: the weights are in place, and the largest step has run once, with little cache."""
 
     stage: int
-    held_bytes: int
+    held_bytes: Count
     """What loading took of the memory that `Hello` called available."""
-    step_bytes: int
+    step_bytes: Count
     """The most that the largest step took beyond that while it ran."""
 
 
@@ -79,7 +125,7 @@ class Loaded(Message, frozen=True):
     """Stage to engine: weights and KV cache are in place, peers are connected, a warm-up step has crossed."""
 
     stage: int
-    memory_bytes: int
+    memory_bytes: Count
 
 
 class TokenLogprobs(Message, frozen=True):
@@ -103,10 +149,8 @@ class SampledRow(Message, frozen=True):
     """There when the request asked for them."""
     failure: str | None = None
     """Why the request can't go on; its token then means nothing."""
-    num_sampled: int = 1
-    """Tokens that count, the newest among them; 0 when a verifying row ran dead, and its token means nothing."""
-    num_rejected: int = 0
-    """Drafts that don't."""
+    num_sampled: Count = 1
+    """Tokens that count, the newest among them."""
     draft_logprobs: tuple[TokenLogprobs, ...] = ()
     """Of the drafts that hold, when the request asked for them."""
 
@@ -114,7 +158,7 @@ class SampledRow(Message, frozen=True):
 class StepDone(Message, frozen=True):
     """Last stage to engine: plan `seq` is finished; `rows` holds a token for each row that needed one."""
 
-    seq: int
+    seq: Count
     rows: tuple[SampledRow, ...]
     reports: tuple[PromptReport, ...] = ()
     """Log probabilities of prompts, for the rows with `report_targets` whose requests still have their slots."""
@@ -125,7 +169,7 @@ class DraftedRow(Message, frozen=True):
 
     slot: int
     generation: int
-    position: int
+    position: Count
     """Of the first of `token_ids`: the one after the newest sampled token."""
     token_ids: tuple[int, ...]
 
@@ -133,16 +177,17 @@ class DraftedRow(Message, frozen=True):
 class Drafted(Message, frozen=True):
     """Last stage to engine, after the `StepDone` of a plan with draft steps: one entry for each row that wants some."""
 
-    seq: int
+    seq: Count
     rows: tuple[DraftedRow, ...]
     step_seconds: float
     """What one step of the draft model took, on the average, catching up left out; 0 where nothing else was done."""
 
 
-class Begun(Message, frozen=True):
-    """First stage to engine: it begins plan `seq`, so nothing sent before that waits there. Said in plan order."""
+class Computing(Message, frozen=True):
+    """Stage to engine: it still computes plan `seq`, which takes long because the stage's machine is busy. A stage
+    that hangs says it no longer once its own limit is over."""
 
-    seq: int
+    seq: Count
 
 
 class DrainRequested(Message, frozen=True):
@@ -209,8 +254,9 @@ class Welcome(Message, frozen=True):
     last_layer: int
     model_dir: str
     dtype: str
+    """What all stages compute in."""
     num_cohorts: int
-    slots_per_cohort: int
+    num_slots: int
     slot_tokens: int
     """Capacity of one slot in tokens (`max_model_len`)."""
     max_step_tokens: int
@@ -226,18 +272,18 @@ class Welcome(Message, frozen=True):
     """Where the model lies that drafts; empty for a stage that drafts nothing."""
     layer_counts: tuple[int, ...] = ()
     """Number of layers of every stage in order, for engines whose nodes each need to know the whole cut."""
-    next_address: str = ""
-    """With TLS: the address of the stage that this one sends to, the first one's for the last."""
+    dtype_reason: str = ""
+    """Why it is `dtype`, for people."""
+    next_address: LinkAddress | None = None
+    """The `link_address` of the stage that this one sends to, the first one's for the last."""
 
 
 class CacheSized(Message, frozen=True):
-    """Engine to stage: make the KV cache. All slots of a pool together never need to hold more than `num_blocks` blocks
-    (`BLOCK_TOKENS`) of the stage's layers, because plans say what is given up (`SlotTrim`, `SlotFill`) before they
-    write more. Of several pools each rank on a device has one (`rank_of_slot`), and ranks on a host share all of them.
+    """Engine to stage: make the KV cache, of `num_blocks` blocks (`BLOCK_TOKENS`) in each of the stage's layers. Ranks
+    that have slots of their own have as many each (`rank_of_slot`).
     """
 
     num_blocks: int
-    num_pools: int = 1
 
 
 class Refused(Message, frozen=True):
@@ -258,14 +304,10 @@ class Shutdown(Message, frozen=True):
     reason: str
 
 
-class Cancel(Message, frozen=True):
-    """Engine to stage: nobody waits for what plan `seq` computes. A stage that has not begun it need not compute it.
+class PeerComputes(Message, frozen=True):
+    """Engine to stage: another stage still computes plan `seq` (`Computing`), so waiting for it is no hang."""
 
-    It still sends and receives all that the plan names, so that stages agree whether or not each of them heard in time.
-    Ranks of a stage on CPUs agree before each plan that may be cancelled; on devices they compute all plans.
-    """
-
-    seq: int
+    seq: Count
 
 
 class Ping(Message, frozen=True):
@@ -291,7 +333,7 @@ class GroupFailed(Message, frozen=True):
     detail: str
 
 
-ToEngine = Hello | Measured | Loaded | Begun | StepDone | Drafted | StepTimes | DrainRequested | Pong | GuideReady
+ToEngine = Hello | Measured | Loaded | Computing | StepDone | Drafted | StepTimes | DrainRequested | Pong | GuideReady
 ToStage = (
     Challenge
     | Welcome
@@ -301,7 +343,7 @@ ToStage = (
     | WorkOutstanding
     | Shutdown
     | GroupFailed
+    | PeerComputes
     | Ping
     | PrepareGuide
-    | Cancel
 )

@@ -3,15 +3,12 @@
 A token takes 8 bytes, and 8 more for each alternative that is listed with it. Numbers are little-endian.
 """
 
-import sys
-from array import array
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
-from stageline_runtime.plan_bus.step_plan import Message
-
-Number = TypeVar("Number", int, float)
+from stageline_runtime.plan_bus.step_plan import BusProtocolError, Count, Message
 
 ENTRY_BYTES = 8
 """What a token takes here, and what each of its alternatives takes."""
@@ -27,9 +24,9 @@ class PromptReport(Message, frozen=True):
 
     slot: int
     generation: int
-    position: int
+    position: Count
     """Of the first token in the prompt."""
-    top_count: int
+    top_count: Count
     """Alternatives listed with each token."""
     logprobs: bytes
     """float32 of each token."""
@@ -43,6 +40,14 @@ class PromptReport(Message, frozen=True):
     @property
     def num_tokens(self) -> int:
         return len(self.logprobs) // 4
+
+    def check(self) -> None:
+        """Raises BusProtocolError where the fields don't describe the same tokens."""
+        top_bytes = self.top_count * len(self.logprobs)
+        expected = {"ranks": len(self.logprobs), "top_ids": top_bytes, "top_logprobs": top_bytes}
+        for name, size in expected.items():
+            if (found := len(getattr(self, name))) != size:
+                raise BusProtocolError(f"PromptReport.{name} of {self.num_tokens} tokens has {found} bytes, not {size}")
 
     @property
     def size_bytes(self) -> int:
@@ -61,32 +66,20 @@ class PromptLogprobs:
 
 def unpacked(report: PromptReport, start: int, stop: int) -> Iterator[PromptLogprobs]:
     """Those of the report's tokens `start` up to `stop`, in order."""
-    logprobs, ranks = _floats(report.logprobs), _ints(report.ranks)
-    top_ids, top_logprobs = _ints(report.top_ids), _floats(report.top_logprobs)
-    for index in range(start, stop):
-        first = index * report.top_count
-        top = slice(first, first + report.top_count)
+    width, each = report.top_count, slice(start, stop)
+    logprobs, ranks = _numbers("f", report.logprobs, each), _numbers("i", report.ranks, each)
+    of_all = slice(start * width, stop * width)
+    top_ids, top_logprobs = _numbers("i", report.top_ids, of_all), _numbers("f", report.top_logprobs, of_all)
+    for index in range(stop - start):
+        top = slice(index * width, (index + 1) * width)
         yield PromptLogprobs(logprobs[index], ranks[index], tuple(zip(top_ids[top], top_logprobs[top], strict=True)))
 
 
 def packed(kind: Literal["f", "i"], numbers: Iterable[float]) -> bytes:
     """Numbers of one kind (`f` float32, `i` int32) as a report has them."""
-    values: array[float] = array(kind, numbers)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+    values = tuple(numbers)
+    return struct.pack(f"<{len(values)}{kind}", *values)
 
 
-def _floats(data: bytes) -> "array[float]":
-    return _unpacked(array("f"), data)
-
-
-def _ints(data: bytes) -> "array[int]":
-    return _unpacked(array("i"), data)
-
-
-def _unpacked(numbers: "array[Number]", data: bytes) -> "array[Number]":
-    numbers.frombytes(data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
+def _numbers(kind: Literal["f", "i"], data: bytes, which: slice) -> tuple[Any, ...]:
+    return struct.unpack_from(f"<{which.stop - which.start}{kind}", data, 4 * which.start)

@@ -9,7 +9,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import assert_never
+from typing import Annotated, Final, assert_never
 
 import msgspec
 
@@ -76,25 +76,26 @@ class RequestSampling(Message, frozen=True):
         return self.min_tokens > 0 or bool(self.allowed_token_ids) or bool(self.bad_words)
 
 
-class SlotTrim(Message, frozen=True):
-    """What a slot holds from position `num_tokens` on is given up, and its memory with it."""
+class SlotBlocks(Message, frozen=True):
+    """From part `start` on, a slot's positions lie in these blocks of the KV cache, and in no others."""
 
     slot: int
-    num_tokens: int
+    start: int
+    blocks: tuple[int, ...]
+    are_new: bool = False
+    """Whether what they hold is void; otherwise earlier plans put there what the slot is to have there."""
 
 
 class SlotFill(Message, frozen=True):
-    """A request takes a slot under a new generation; stages reset the slot's state but for what it begins with."""
+    """A request takes a slot under a new generation; what is kept of its former holder is void."""
 
     slot: int
     generation: int
     sampling: RequestSampling
     cached_tokens: int = 0
-    """The request's first inputs whose keys and values are kept: no row will carry them."""
-    copy_from: int | None = None
-    """The slot that holds them, where they were written by plans before this one; None: the filled slot itself."""
+    """The request's first inputs whose keys and values are cached: no row will carry them."""
     cached_token_ids: tuple[int, ...] = ()
-    """These inputs, when sampling depends on what came before."""
+    """These inputs, when sampling depends on what came before, or a draft model needs them."""
 
 
 class PlanRow(Message, frozen=True):
@@ -103,7 +104,7 @@ class PlanRow(Message, frozen=True):
     `token_ids` holds the input of a prefill chunk; empty means a decode row, whose single input token stage 0 takes
     from feedback. `position` is the position of the first input token. A verifying row (`num_drafts` above 0) holds the
     request's newest token and then drafts; the last stage samples after each of them, and keeps what it draws up to the
-    first draw that is not the draft. It runs dead when the last stage knows another newest token than its first.
+    first draw that is not the draft.
     """
 
     slot: int
@@ -134,6 +135,14 @@ class PlanRow(Message, frozen=True):
         return self.num_drafts + 1 if self.need_sample else 0
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+"""Not negative, which decoding checks."""
+
+
+class BusProtocolError(Exception):
+    """The other side sent something that the protocol doesn't allow; the message names the field and the value."""
+
+
 class GraphMode(enum.StrEnum):
     """How a plan's layers run. `FULL`: whole layers captured; `PIECEWISE`: all but attention; `OFF`: nothing."""
 
@@ -149,7 +158,7 @@ class StepPlan(Message, frozen=True, dict=True):
     `feedback_posted`: the last stage sends stage 0 the sampled rows of this plan.
     `draft_steps`: once it has said what it sampled, the last stage drafts so many tokens for each row that wants some,
     and says them in one `Drafted`; 0 where no row does. A dummy plan's steps are of no row, to be timed.
-    Trims come first, then fills in their order, then rows. What is derived from them is worked out once for each plan.
+    Tables come first, then fills, each in their order, then rows. What is derived from them is worked out once a plan.
     """
 
     seq: int
@@ -163,21 +172,15 @@ class StepPlan(Message, frozen=True, dict=True):
     """A warm-up step: `padded_tokens` rows of nothing run through all layers and touch no slot."""
     graph_mode: GraphMode = GraphMode.OFF
     """Decided by the engine alone (`plan_graph_mode`), so that all stages run a plan alike."""
-    trims: tuple[SlotTrim, ...] = ()
+    tables: tuple[SlotBlocks, ...] = ()
+    """What has changed in the slots' tables of blocks. A block that is new to a table is written before it is read."""
     draft_steps: int = 0
     report_times: bool = False
     """Each stage answers with `StepTimes` once it has run it: a request of this plan is being traced."""
-    report_begin: bool = False
-    """The first stage says `Begun` when it begins the plan: a chain's next row is sent only then."""
 
     @cached_property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
-
-    @property
-    def may_be_cancelled(self) -> bool:
-        """Whether its only row may be a guess upon a guess: of no other plan the engine says that nobody needs it."""
-        return len(self.rows) == 1 and self.rows[0].num_drafts > 0
 
     @property
     def is_heartbeat(self) -> bool:
@@ -230,9 +233,24 @@ def padded_size(num_tokens: int) -> int:
     return (num_tokens + 7) // 8 * 8
 
 
-def decode_sizes(slots_per_cohort: int) -> tuple[int, ...]:
-    """All sizes that plans of up to `slots_per_cohort` single-token rows are padded to."""
-    return tuple(sorted({padded_size(rows) for rows in range(1, slots_per_cohort + 1)}))
+LARGEST_CAPTURED_STEP: Final = 256
+"""Larger plans with chunks run eagerly: their work takes longer than its launches, and captured sizes double, so that
+padding would take up to twice as long. Plans of single tokens have captured sizes of their own (`decode_sizes`)."""
+
+
+def captured_step(max_step_tokens: int) -> int:
+    """Tokens of the largest plan with chunks that is captured, where plans have up to `max_step_tokens`."""
+    return min(padded_size(max_step_tokens), LARGEST_CAPTURED_STEP)
+
+
+def decode_sizes(most_rows: int) -> tuple[int, ...]:
+    """All sizes that plans of up to `most_rows` single-token rows are padded to."""
+    return tuple(sorted({padded_size(rows) for rows in range(1, most_rows + 1)}))
+
+
+def rows_per_cohort(num_slots: int, num_cohorts: int) -> int:
+    """Most requests that decode in one plan: cohorts differ in size by one at most."""
+    return -(-num_slots // num_cohorts)
 
 
 def blocks_of(num_tokens: int) -> int:
@@ -259,7 +277,7 @@ def padded_part(rows: Iterable[PlanRow], ranks: int) -> int:
 
 
 def plan_of_rank(plan: StepPlan, rank: int, ranks: int) -> StepPlan:
-    """What `rank` runs of a plan: its own rows, fills and trims, on as many padded rows as every other rank.
+    """What `rank` runs of a plan: its own rows, fills and tables, on as many padded rows as every other rank.
 
     A rank without rows runs the plan as a dummy, and so takes part in whatever the ranks exchange within it.
     """
@@ -269,7 +287,7 @@ def plan_of_rank(plan: StepPlan, rank: int, ranks: int) -> StepPlan:
     return msgspec.structs.replace(
         plan,
         fills=tuple(fill for fill in plan.fills if rank_of_slot(fill.slot, ranks) == rank),
-        trims=tuple(trim for trim in plan.trims if rank_of_slot(trim.slot, ranks) == rank),
+        tables=tuple(table for table in plan.tables if rank_of_slot(table.slot, ranks) == rank),
         rows=rows,
         feedback_posted=plan.feedback_posted and any(row.need_sample for row in rows),
         dummy=plan.dummy or (bool(plan.rows) and not rows),

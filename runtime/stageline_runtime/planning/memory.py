@@ -19,7 +19,7 @@ USABLE_SHARE = 0.9
 
 USABLE_DEVICE_SHARE = 0.97
 """Of a device's memory, which is the stages' alone. The rest is for what is made after the cache: the buffers of links
-to peers, the pool of captured graphs, fragments between allocations."""
+to peers that NCCL makes, the pool of captured graphs, fragments between allocations."""
 
 LOGIT_COPIES_BYTES = 40
 """Bytes that one logit takes while its row is sampled: float32 twice, and float64 scores, noise and their sums."""
@@ -29,6 +29,17 @@ REPORT_BYTES = 32 << 20
 
 REPORT_LOGIT_BYTES = 16
 """Bytes of one such logit: in the model's type, as float32, its log probability, and what looks for the likeliest."""
+
+HIDDEN_RING = 4
+"""Buffers of hidden tensors in each direction of a link between devices."""
+
+FEEDBACK_RING = 8
+"""Buffers of sampled rows on the first and the last stage."""
+
+FEEDBACK_WIDTH = 2
+"""64-bit numbers of a row of feedback: generation, newest token."""
+
+FEEDBACK_ROW_BYTES = 8 * FEEDBACK_WIDTH
 
 _FLOAT32_BYTES = 4
 MEBIBYTE = 1 << 20
@@ -64,6 +75,14 @@ def usable_bytes(rooms: Iterable[StageRoom]) -> int:
 def report_rows(vocab_size: int) -> int:
     """Over how many of a prompt's tokens the head runs at once for their log probabilities."""
     return max(1, REPORT_BYTES // (vocab_size * REPORT_LOGIT_BYTES))
+
+
+def link_ring_bytes(hidden_bytes: int, rows: int, *, is_first: bool, is_last: bool) -> int:
+    """Device memory of a stage's rings for links: hidden tensors of up to `hidden_bytes`, feedback of up to `rows`."""
+    if is_first and is_last:
+        return 0
+    feedback = FEEDBACK_RING * rows * FEEDBACK_ROW_BYTES if is_first or is_last else 0
+    return HIDDEN_RING * hidden_bytes * ((not is_first) + (not is_last)) + feedback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +168,7 @@ def largest_layer_parameters(config: ModelConfig, ranks: int = 1, *, experts: in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftMemory:
-    """What a draft model takes on the last stage, which holds all of it.
-
-    What it drafts lies in its cache before it is verified, and before the cache's blocks count it.
-    """
+    """What a draft model takes on the last stage, which holds all of it."""
 
     weight_bytes: int
     step_bytes: int
@@ -165,9 +181,8 @@ class DraftMemory:
         layers = LayerRange(first=0, last=draft.num_layers - 1)
         token_bytes = draft.kv_bytes_per_token(draft.num_layers, element_bytes)
         weights = weight_bytes(draft, layers, is_first=True, is_last=True, element_bytes=element_bytes)
-        ahead = step.rows * token_bytes  # a row is sampled for each draft
         taken = step.bytes_of(draft, is_last=True, element_bytes=element_bytes)
-        return cls(weight_bytes=weights + ahead, step_bytes=taken, token_bytes=token_bytes)
+        return cls(weight_bytes=weights, step_bytes=taken, token_bytes=token_bytes)
 
     def of_ranks(self, ranks: int) -> "DraftMemory":
         """What it takes where each of `ranks` drafts for requests of its own: a token is on one of them alone."""
@@ -240,8 +255,9 @@ class CutMemory:
         return weights + step
 
     def needed_in_room(self, stage: int, num_layers: int) -> int:
-        """The same, and the smallest cache: `max_model_len` tokens."""
-        cache = self.token_bytes_in_room(stage, num_layers) * self.max_model_len
+        """The same, and the smallest cache: `max_model_len` tokens, of each rank that has sequences of its own."""
+        sequences = 1 if self.rooms[stage].is_device else self.experts
+        cache = sequences * self.token_bytes_in_room(stage, num_layers) * self.max_model_len
         return self.fixed_in_room(stage, num_layers) + cache
 
     def _own_weight_bytes(self, stage: int, num_layers: int) -> int:
@@ -255,13 +271,15 @@ class CutMemory:
         return part_of_layers(self.config, self.ranks).kv_bytes_per_token(num_layers, self.element_bytes)
 
     def _own_step_bytes(self, stage: int) -> int:
-        return self.largest_step.bytes_of(
-            self.config,
-            is_last=stage == len(self.rooms) - 1,
-            element_bytes=self.element_bytes,
-            ranks=self.ranks,
-            experts=self.experts,
+        is_last = stage == len(self.rooms) - 1
+        step = self.largest_step
+        layers = step.bytes_of(
+            self.config, is_last=is_last, element_bytes=self.element_bytes, ranks=self.ranks, experts=self.experts
         )
+        if not self.rooms[stage].is_device:
+            return layers
+        hidden_bytes = step.tokens * self.config.hidden_size // self.ranks * self.element_bytes
+        return layers + link_ring_bytes(hidden_bytes, step.rows, is_first=stage == 0, is_last=is_last)
 
     def stages_of_hosts(self) -> dict[str, list[int]]:
         """Stages of each host, hosts in the order in which stages first name them."""

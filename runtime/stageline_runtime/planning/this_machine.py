@@ -9,21 +9,28 @@ import socket
 from pathlib import Path
 from typing import Final
 
+from stageline_api import env
 from stageline_runtime.planning.devices import CPU_CORE, ComputeRate, Device, Hardware, Link
 
 _MEMINFO = Path("/proc/meminfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED_BYTES: Final = 1 << 60
+"""Version 1 has no word for no limit: it gives the largest number of whole pages."""
 
 
 def available_bytes() -> int:
-    """The smaller of what the machine has available and what the control group leaves."""
-    machine = _machine_available_bytes()
-    limit = _read_number(_CGROUP / "memory.max")
-    used = _read_number(_CGROUP / "memory.current")
-    if limit is None or used is None:
-        return machine
-    return min(machine, max(0, limit - used + _reclaimable_bytes()))
+    """The smallest of what the machine has available, what the control group leaves, and this group's part of it all.
+
+    Pages of a cache are the kernel's until they are written, so that several groups would see the same memory free.
+    """
+    available, whole = (_meminfo_bytes(name) for name in ("MemAvailable", "MemTotal"))
+    limit = _memory_limit()
+    used = _read_number("memory.current", "memory/memory.usage_in_bytes")
+    if limit is not None and used is not None:
+        available, whole = min(available, max(0, limit - used + _reclaimable_bytes())), min(whole, limit)
+    groups = os.environ.get(env.GROUPS_ON_MACHINE, "")
+    return min(available, whole // max(1, int(groups if groups.isdigit() else 1)))
 
 
 def host_identity() -> str:
@@ -38,8 +45,7 @@ def container_identity() -> str:
 
 def memory_identity() -> str:
     """Equal for processes that share memory: a machine's, or a container's where that has a limit of its own."""
-    limited = _read_number(_CGROUP / "memory.max") is not None
-    return container_identity() if limited else host_identity()
+    return host_identity() if _memory_limit() is None else container_identity()
 
 
 def stage_threads(stages_on_host: int, stages_in_container: int) -> int:
@@ -68,26 +74,34 @@ def _cpu_limit() -> float | None:
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(quota) > 0 else None
 
 
-def _machine_available_bytes() -> int:
+def _memory_limit() -> int | None:
+    """Bytes that the control group lets its processes hold, in either version; None where there is no limit."""
+    limit = _read_number("memory.max", "memory/memory.limit_in_bytes")
+    return None if limit is None or limit >= _UNLIMITED_BYTES else limit
+
+
+def _meminfo_bytes(name: str) -> int:
     for line in _MEMINFO.read_text(encoding="ascii").splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
+        found, _, rest = line.partition(":")
+        if found == name:
             return int(rest.split()[0]) * 1024
-    raise OSError(f"{_MEMINFO} names no MemAvailable")
+    raise OSError(f"{_MEMINFO} names no {name}")
 
 
 def _reclaimable_bytes() -> int:
-    """File pages the kernel drops when memory is short; a freshly read checkpoint must not count as memory in use."""
-    try:
-        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    """File pages the kernel drops when memory is short; a freshly read checkpoint must not count as memory in use.
+
+    Version 1 counts those of the group's children under a name of their own.
+    """
+    of_version_2 = _read_text(_CGROUP / "memory.stat")
+    text = of_version_2 or _read_text(_CGROUP / "memory" / "memory.stat")
+    name = "inactive_file " if of_version_2 else "total_inactive_file "
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(name))
 
 
-def _read_number(path: Path) -> int | None:
-    """The number in a control file; None where the file is missing or says `max`."""
-    text = _read_text(path)
+def _read_number(*names: str) -> int | None:
+    """The number in the first of these control files that is there; None where it says `max`, or none is there."""
+    text = next((text for name in names if (text := _read_text(_CGROUP / name))), "")
     return int(text) if text.isdigit() else None
 
 
@@ -120,7 +134,10 @@ def this_machine(stage_count: int, ranks: int = 1) -> Hardware:
     return Hardware(devices=(device,) * stage_count, link=LOOPBACK)
 
 
-MEMORY_EVENTS: Final = Path("/sys/fs/cgroup/memory.events")
+MEMORY_EVENTS: Final = next(
+    (path for path in (_CGROUP / "memory.events", _CGROUP / "memory" / "memory.oom_control") if path.exists()),
+    _CGROUP / "memory.events",
+)
 
 
 def kernel_kills(events: Path = MEMORY_EVENTS) -> int:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stageline_api.resource.serving.model_source import FileSource, parse_source
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Raised whenever the same source would give other files."""
 MANIFEST_NAME = "stageline-manifest.json"
 _KEY = re.compile(r"[0-9a-f]{32}")

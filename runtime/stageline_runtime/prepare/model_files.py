@@ -1,17 +1,15 @@
 """Whether a directory holds a model that this runtime can serve, and whether the asked cut fits it. Reads only."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.model_facts.foreign_model import read_foreign_model
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
+from stageline_runtime.model_facts.weight_files import weight_file_names
 from stageline_runtime.planning.cut import CutError, cut_layers
 from stageline_runtime.prepare.cache import read_manifest
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
-
-INDEX_NAME = "model.safetensors.index.json"
 
 OWN_ENGINE = "stageline"
 """As `spec.engine.name` has it."""
@@ -80,16 +78,12 @@ def check_cut(config: RuntimeConfig, model: ModelConfig) -> None:
 
 
 def weight_files(model_dir: Path, source: str) -> list[str]:
-    """Names of the model's weight files, from its index where it has one.
+    """Names of the model's weight files, from its index where it has one and no single file.
 
     Raises:
         PrepareError: the index can't be read.
     """
-    index = model_dir / INDEX_NAME
-    if not index.is_file():
-        return ["model.safetensors"]
     try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return sorted({str(name) for name in weight_map.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PrepareError(f"{source}: {INDEX_NAME} is not a weight index: {error!r}") from error
+        return weight_file_names(model_dir)
+    except UnsupportedModelError as error:
+        raise PrepareError(f"{source}: {error}") from error

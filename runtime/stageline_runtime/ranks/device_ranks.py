@@ -7,7 +7,7 @@ Nothing travels through that area here. What exchanges take is the device's to t
 before it too, and stands for seven, so that a step of many layers costs the host few events more.
 
 A lost rank is the supervisor's to see, as ever: it ends the area, and `check` says so. NCCL's own errors are found by
-`check` too, which comes before anything of a finished plan is told, since an aborted exchange ends without a result.
+`check` too; an exchange that failed never ends on the device.
 
 Nothing is exchanged of what is empty, which it is on all ranks. Sums are the communicator's: every rank gets the same
 ones, in NCCL's order and in the tensor's own type.

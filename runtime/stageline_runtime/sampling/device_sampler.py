@@ -1,43 +1,90 @@
-"""The sampler's draws on a device, without ever waiting for it: no step depends on a value that was computed.
+"""The sampler's draws where the logits are, without ever waiting for a device: two kernels draw all rows of a plan.
 
-On the CPU the sampler looks at values to leave work out; here every row is scored in full, by the same noise and the
-same rules, so that both draw the same tokens from the same logits. Rows with top-k, top-p or min-p alone pay for these.
+They draw the tokens that `sampler.sample` draws from the same logits. What they need of the rows goes over in one small
+tensor; greedy, free and restricted rows share the launches. Grids and constants follow from shapes alone.
 """
 
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from stageline_runtime.plan_bus.messages import RequestSampling
 from stageline_runtime.sampling.adjustments import Placing
-from stageline_runtime.sampling.device_truncation import kept_tokens
-from stageline_runtime.sampling.noise import gumbel_noise, mixed_keys
-from stageline_runtime.sampling.sampler import noise_keys, truncation_of
-from stageline_runtime.sampling.truncation import Truncation
+from stageline_runtime.sampling.noise import BLOCK_SIZE, mixed_keys
+from stageline_runtime.sampling.sampler import noise_keys, sample, top_k_of
+
+TILE_BLOCKS = 64
+"""Blocks of the vocabulary that a program looks at together."""
+MOST_SPLITS = 64
+"""Programs that share one row."""
+PROGRAMS_PER_PROCESSOR = 8
+"""Of the first kernel: enough to read while others compute."""
 
 
 @torch.inference_mode()
 def sample_on_device(logits: Tensor, rows: list[RequestSampling], positions: list[int], place: Placing) -> Tensor:
     """Draw tokens `[num_rows]` int64 from float32 `logits` `[num_rows, vocab_size]`, all on the logits' device."""
-    best = logits.argmax(dim=-1)
-    if all(row.temperature <= 0.0 for row in rows):
-        return best
-    vocab_size = logits.shape[1]
-    host = truncation_of(rows, vocab_size)
-    # Greedy rows go along, with a temperature that divides.
-    is_greedy = host.temperature <= 0.0
-    temperature = host.temperature.masked_fill(is_greedy, 1.0)
-    truncation = Truncation(place(temperature), place(host.top_k), place(host.top_p), place(host.min_p))
-    keys = place(mixed_keys(noise_keys(rows, positions)))
-    scores = _scores(logits, keys, truncation)
-    is_restricted = ((host.top_p < 1.0) | (host.min_p > 0.0) | (host.top_k < vocab_size)) & ~is_greedy
-    if bool(is_restricted.any()):
-        # The host knows which rows these are: the others don't pay for them.
-        chosen = place(is_restricted.nonzero().squeeze(1))
-        kept = kept_tokens(logits.index_select(0, chosen), truncation.rows(chosen))
-        scores.index_copy_(0, chosen, scores.index_select(0, chosen).masked_fill_(~kept, float("-inf")))
-    return torch.where(place(is_greedy), best, scores.argmax(dim=-1))
+    if logits.device.type == "cpu":
+        return sample(logits, rows, positions)
+    return draw_fused(logits, rows, positions, place, _processors(logits.device))
 
 
-def _scores(logits: Tensor, keys: Tensor, truncation: Truncation) -> Tensor:
-    ids = torch.arange(logits.shape[1], device=logits.device).expand(len(logits), -1)
-    return logits.to(torch.float64) / truncation.temperature[:, None] + gumbel_noise(keys, ids)
+def compile_draws(vocab_size: int, device: torch.device) -> None:
+    """Draw once, so that no step waits for a compiler."""
+    sample_on_device(torch.zeros(1, vocab_size, device=device), [RequestSampling()], [0], lambda each: each.to(device))
+
+
+def draw_fused(
+    logits: Tensor, rows: list[RequestSampling], positions: list[int], place: Placing, processors: int
+) -> Tensor:
+    """The same by the kernels, wherever these run, with as many programs as keep `processors` busy."""
+    from stageline_runtime.sampling import device_kernels as kernels  # needs triton, which CPU builds of torch lack
+
+    num_rows, vocab_size = logits.shape
+    assert logits.dtype == torch.float32, logits.dtype
+    assert logits.stride(1) == 1, logits.stride()
+    drawn = logits.new_empty(num_rows, dtype=torch.int64)
+    if not num_rows:
+        return drawn
+    num_blocks = -(-vocab_size // BLOCK_SIZE)
+    num_tiles = -(-num_blocks // TILE_BLOCKS)
+    splits = splits_of(num_rows, num_tiles, processors)
+    scratch = logits.new_empty(num_rows * (2 * splits + num_blocks + num_tiles), dtype=torch.int64)
+    read = (logits, place(_parameters(rows, positions, vocab_size)), scratch)
+    sizes = (logits.stride(0), vocab_size, num_blocks, num_tiles)
+    kernels.scan_rows[(num_rows, splits)](*read, *sizes, TILE_BLOCKS=TILE_BLOCKS, num_warps=4)
+    kernels.settle_rows[(num_rows,)](*read, drawn, *sizes, splits, **settling_constants(num_blocks), num_warps=8)
+    return drawn
+
+
+def splits_of(num_rows: int, num_tiles: int, processors: int) -> int:
+    """Programs that share a row."""
+    return max(1, min(PROGRAMS_PER_PROCESSOR * processors // num_rows, num_tiles, MOST_SPLITS))
+
+
+def settling_constants(num_blocks: int) -> dict[str, int]:
+    """Of the second kernel: the same for every plan of a model."""
+    all_blocks = max(TILE_BLOCKS, 1 << (num_blocks - 1).bit_length())
+    return {
+        "TILE_BLOCKS": TILE_BLOCKS,
+        "ALL_BLOCKS": all_blocks,
+        "ALL_TILES": all_blocks // TILE_BLOCKS,
+        "MOST_SPLITS": MOST_SPLITS,
+    }
+
+
+def _parameters(rows: list[RequestSampling], positions: list[int], vocab_size: int) -> Tensor:
+    """`[num_rows, 5]` int64 on the host: mixed key, the bits of temperature (0: greedy), top-p and min-p, and top-k."""
+    table = np.empty((len(rows), 5), dtype=np.int64)
+    table[:, 0] = mixed_keys(noise_keys(rows, positions))
+    shares = [(max(row.temperature, 0.0), row.top_p, row.min_p) for row in rows]
+    table[:, 1:4] = np.array(shares, dtype=np.float64).view(np.int64)
+    table[:, 4] = [top_k_of(row, vocab_size) for row in rows]
+    return torch.from_numpy(table)
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -9,23 +9,24 @@ A counter-based generator without state: the numbers are hashed to 64 bits by th
 Flood 2014), the top 52 bits become a uniform. Torch's int64 multiplication wraps around, as the hash needs.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK_SIZE = 32
 """Token ids from `32 * block` on."""
-_BLOCK_COUNTER = 1 << 40
+BLOCK_COUNTER = 1 << 40
 """Counters of blocks begin here, far from those of tokens."""
 _MASK = (1 << 64) - 1
-_INCREMENT = 0x9E3779B97F4A7C15
-_FIRST_MULTIPLIER = 0xBF58476D1CE4E5B9
-_SECOND_MULTIPLIER = 0x94D049BB133111EB
+INCREMENT = 0x9E3779B97F4A7C15
+FIRST_MULTIPLIER = 0xBF58476D1CE4E5B9
+SECOND_MULTIPLIER = 0x94D049BB133111EB
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseKey:
+class NoiseKey(NamedTuple):
     """What one draw is keyed by. `position` is the position of the token being drawn."""
 
     seed: int
@@ -34,7 +35,12 @@ class NoiseKey:
 
 
 def mixed_keys(keys: list[NoiseKey]) -> Tensor:
-    return torch.tensor([_signed(_mix_key(key)) for key in keys], dtype=torch.int64)
+    """One int64 of each key, for all keys at once."""
+    parts = np.array([(key.seed & _MASK, key.choice, key.position) for key in keys], dtype=np.uint64).reshape(-1, 3)
+    state = np.zeros(len(keys), dtype=np.uint64)
+    for part in parts.T:
+        state = _mix(state + part + np.uint64(INCREMENT))
+    return torch.from_numpy(state.view(np.int64))
 
 
 def gumbel_noise(keys: Tensor, token_ids: Tensor) -> Tensor:
@@ -52,7 +58,7 @@ def block_noise_bound(keys: Tensor, num_blocks: int, first: int = 0) -> Tensor:
 
 def _block_minimum(keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Smallest exponential of each block, and which member has it; the uniform leaves the hash's low bits unused."""
-    bits = _bits(keys, blocks + _BLOCK_COUNTER)
+    bits = _bits(keys, blocks + BLOCK_COUNTER)
     return _exponential(bits) / BLOCK_SIZE, bits & (BLOCK_SIZE - 1)
 
 
@@ -62,23 +68,16 @@ def _exponential(bits: Tensor) -> Tensor:
 
 
 def _bits(keys: Tensor, counters: Tensor) -> Tensor:
-    bits = keys[:, None] + (counters + 1) * _signed(_INCREMENT)
-    bits = (bits ^ _shift_right(bits, 30)) * _signed(_FIRST_MULTIPLIER)
-    bits = (bits ^ _shift_right(bits, 27)) * _signed(_SECOND_MULTIPLIER)
+    bits = keys[:, None] + (counters + 1) * _signed(INCREMENT)
+    bits = (bits ^ _shift_right(bits, 30)) * _signed(FIRST_MULTIPLIER)
+    bits = (bits ^ _shift_right(bits, 27)) * _signed(SECOND_MULTIPLIER)
     return bits ^ _shift_right(bits, 31)
 
 
-def _mix_key(key: NoiseKey) -> int:
-    state = 0
-    for part in (key.seed, key.choice, key.position):
-        state = _mix_int((state + part + _INCREMENT) & _MASK)
-    return state
-
-
-def _mix_int(value: int) -> int:
-    value = ((value ^ (value >> 30)) * _FIRST_MULTIPLIER) & _MASK
-    value = ((value ^ (value >> 27)) * _SECOND_MULTIPLIER) & _MASK
-    return value ^ (value >> 31)
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(FIRST_MULTIPLIER)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(SECOND_MULTIPLIER)
+    return values ^ (values >> np.uint64(31))
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:

@@ -115,10 +115,15 @@ def is_free(row: RequestSampling, vocab_size: int) -> bool:
     return row.temperature == 0.0 or (row.top_p >= 1.0 and row.min_p <= 0.0 and not 0 < row.top_k < vocab_size)
 
 
+def top_k_of(row: RequestSampling, vocab_size: int) -> int:
+    """How many tokens top-k keeps: all where it is off."""
+    return min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size
+
+
 def truncation_of(rows: list[RequestSampling], vocab_size: int) -> Truncation:
     return Truncation(
         temperature=torch.tensor([row.temperature for row in rows], dtype=torch.float64),
-        top_k=torch.tensor([min(row.top_k, vocab_size) if row.top_k > 0 else vocab_size for row in rows]),
+        top_k=torch.tensor([top_k_of(row, vocab_size) for row in rows]),
         top_p=torch.tensor([row.top_p for row in rows], dtype=torch.float64),
         min_p=torch.tensor([row.min_p for row in rows], dtype=torch.float64),
     )

@@ -1,17 +1,19 @@
 """What a draft model has computed of each slot, and what it has yet to compute before it can draft. Pure.
 
-The last stage sees every token of a request: inputs come in its rows, output is sampled there. It keeps them by slot,
-as the cache keeps keys and values, with how many of them the draft model has computed. A token that turns out to be
-another than the one computed at its place takes back what was computed from there on, so neither preemption nor a
-rejected draft needs to be told. Invariant: the keys of the first `computed` positions are those of the ids that stand
-there.
+The last stage sees every token of a request: inputs come in its rows, output is sampled there. It keeps these by slot,
+and by block of the cache how many positions the draft model has computed in it, so that what it computes for one
+request serves all that share the block. A token that turns out to be another than the one computed at its place takes
+back what was computed from there on. Invariant: the keys of the first `computed` positions are those of the ids that
+stand there.
 
-The draft model computes nothing until drafts are wanted, and then what it has missed: a request that never drafts
-costs nothing but its ids.
+The draft model computes nothing until drafts are wanted, and then what it has missed.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from stageline_runtime.plan_bus.messages import BusProtocolError, SlotBlocks, SlotFill
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 
 
 @dataclass(slots=True)
@@ -20,15 +22,9 @@ class _Slot:
     ids: list[int] = field(default_factory=list)
     """Known ones, and behind them drafts that were computed."""
     known: int = 0
-    computed: int = 0
-
-    def write(self, position: int, ids: Sequence[int]) -> None:
-        overlap = self.ids[position : self.computed]
-        for index, (old, new) in enumerate(zip(overlap, ids, strict=False)):
-            if old != new:
-                self.computed = position + index
-                break
-        self.ids[position : position + len(ids)] = ids
+    blocks: list[int] = field(default_factory=list)
+    whole: int = 0
+    """How many of its first blocks are known to be computed whole."""
 
 
 class DraftHistory:
@@ -36,21 +32,30 @@ class DraftHistory:
 
     def __init__(self, num_slots: int) -> None:
         self._slots = [_Slot() for _ in range(num_slots)]
+        self._filled: dict[int, int] = {}
+        """By block: its first positions that have keys."""
 
-    def fill(self, slot: int, generation: int, copy_from: int | None, cached_tokens: int) -> int:
-        """A request takes a slot, with its first `cached_tokens` from `copy_from` (None: the slot itself).
+    def change(self, change: SlotBlocks) -> None:
+        """A slot's table changes. Once it is empty, its holder has it no longer."""
+        one = self._slots[change.slot]
+        one.blocks[change.start :] = change.blocks
+        one.whole = min(one.whole, change.start)
+        if not one.blocks:
+            one.generation = -1
+        if change.are_new:
+            self._filled.update(dict.fromkeys(change.blocks, 0))
 
-        Returns how many positions the draft model has computed of these: so many keys are kept, or copied.
+    def fill(self, fill: SlotFill) -> None:
+        """A request takes a slot.
+
+        Raises:
+            BusProtocolError: it is not said which inputs are cached.
         """
-        source = self._slots[slot if copy_from is None else copy_from]
-        computed = min(source.computed, cached_tokens)
-        assert source.known >= cached_tokens, f"slot {copy_from} holds {source.known} of {cached_tokens} tokens"
-        self._slots[slot] = _Slot(generation, source.ids[:cached_tokens], cached_tokens, computed)
-        return computed
-
-    def trim(self, slot: int, num_tokens: int) -> None:
-        """The keys from position `num_tokens` on are given up."""
-        self._slots[slot].computed = min(self._slots[slot].computed, num_tokens)
+        if len(fill.cached_token_ids) != fill.cached_tokens:
+            said = f"{len(fill.cached_token_ids)} of {fill.cached_tokens}"
+            raise BusProtocolError(f"SlotFill.cached_token_ids of slot {fill.slot}: {said} tokens are there")
+        blocks = self._slots[fill.slot].blocks
+        self._slots[fill.slot] = _Slot(fill.generation, list(fill.cached_token_ids), fill.cached_tokens, blocks)
 
     def is_current(self, slot: int, generation: int) -> bool:
         return self._slots[slot].generation == generation
@@ -58,23 +63,47 @@ class DraftHistory:
     def take(self, slot: int, position: int, ids: Sequence[int]) -> None:
         """The request's tokens from `position` on are `ids`; those before are known."""
         one = self._slots[slot]
-        assert position <= one.known, f"slot {slot}: tokens from {position} on, but {one.known} are known"
-        one.write(position, ids)
+        if position > one.known:
+            raise BusProtocolError(f"PlanRow.position of slot {slot} is {position}, but {one.known} tokens are known")
+        self._write(slot, position, ids)
         one.known = position + len(ids)
 
     def computed(self, slot: int) -> int:
         """How many positions have keys."""
-        return self._slots[slot].computed
+        one = self._slots[slot]
+        while one.whole < len(one.blocks) and self._filled.get(one.blocks[one.whole], 0) == BLOCK_TOKENS:
+            one.whole += 1
+        rest = self._filled.get(one.blocks[one.whole], 0) if one.whole < len(one.blocks) else 0
+        return min(one.whole * BLOCK_TOKENS + rest, len(one.ids))
 
     def pending(self, slot: int) -> tuple[int, list[int]]:
         """What has to be computed before the next token can be drafted: its position and ids, at least the newest."""
         one = self._slots[slot]
-        start = min(one.computed, one.known - 1)
+        start = min(self.computed(slot), one.known - 1)
         return start, one.ids[start : one.known]
 
     def compute(self, slot: int, position: int, ids: Sequence[int]) -> None:
         """The draft model computes `ids` at `position`: pending ones, or a draft behind the last."""
-        one = self._slots[slot]
-        assert position <= one.computed, f"slot {slot}: {position} is computed, but only {one.computed} before it"
-        one.write(position, ids)
-        one.computed = position + len(ids)
+        computed = self.computed(slot)
+        assert position <= computed, f"slot {slot}: {position} is computed, but only {computed} before it"
+        self._write(slot, position, ids)
+        end = position + len(ids)
+        for start, block in self._parts(slot, position, end):
+            self._filled[block] = max(self._filled.get(block, 0), min(BLOCK_TOKENS, end - start))
+
+    def _write(self, slot: int, position: int, ids: Sequence[int]) -> None:
+        one, computed = self._slots[slot], self.computed(slot)
+        overlap = one.ids[position:computed]
+        differing = (index for index, (old, new) in enumerate(zip(overlap, ids, strict=False)) if old != new)
+        kept = position + next(differing, len(overlap))
+        if kept < computed and kept < position + len(overlap):
+            for start, block in self._parts(slot, kept, computed):
+                self._filled[block] = min(self._filled.get(block, 0), max(0, kept - start))
+            one.whole = min(one.whole, kept // BLOCK_TOKENS)
+        one.ids[position : position + len(ids)] = ids
+
+    def _parts(self, slot: int, position: int, end: int) -> list[tuple[int, int]]:
+        """The first position and the number of each block that holds positions from `position` up to `end`."""
+        first, last = position // BLOCK_TOKENS, (end - 1) // BLOCK_TOKENS
+        blocks = self._slots[slot].blocks
+        return [(index * BLOCK_TOKENS, blocks[index]) for index in range(first, last + 1)]

@@ -63,14 +63,6 @@ class DraftLength:
         """How likely a draft holds when those before it did, lately."""
         return self._held / self._judged
 
-    def chance_of(self, num_tokens: int) -> float:
-        """How likely the next `num_tokens` guesses are all right, at the best that the evidence leaves room for.
-
-        A dozen tokens ahead what is believed of one of them counts a dozen times over, and so does an error of it.
-        """
-        error = sqrt(self.acceptance * (1.0 - self.acceptance) / self._judged)
-        return min(self.acceptance + error, 1.0) ** num_tokens
-
     def acceptance_beside(self, num_others: int) -> float:
         """`acceptance` less a part of its standard error that grows with the requests who would pay for a mistake."""
         error = sqrt(self.acceptance * (1.0 - self.acceptance) / self._judged)

@@ -6,6 +6,7 @@ Drafts that follow a single token hold far less often than those that follow sev
 acceptance of its own, so that neither is judged by the other: a request alone tries both, many at once only the better.
 """
 
+from stageline_runtime.plan_bus.step_plan import BusProtocolError
 from stageline_runtime.speculation.draft_length import DraftLength
 from stageline_runtime.speculation.lookup import TOKENS_PER_CALL, Lookup
 from stageline_runtime.speculation.recent_answers import Key, Match, RecentAnswers
@@ -27,19 +28,18 @@ class LookupDrafts:
         self._found: tuple[int, Match | None] = 0, None
         """What recent answers know of the end of so many known tokens: looked for once, asked for several times."""
 
-    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:
+    def propose(self, known: int, tokens: Tokens, num_rows: int) -> tuple[int, ...]:
         """As `RequestDrafts`."""
         self._take(known, tokens)
         self._tried = tried = self._length_here(known, tokens)
         if not tried.length or len(self._lookup) < known:
             return ()
-        depth = depth if self._settings.chains else 1
         acceptance = tried.acceptance_beside(num_rows - 1)
-        length = self._settings.cost.best_length(num_rows, tried.length, acceptance, depth)
+        length = self._settings.cost.best_length(num_rows, tried.length, acceptance)
         return self.continuation(known, tokens, length)
 
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
-        """As `RequestDrafts`."""
+        """As many as `count` tokens that may follow, whatever they cost."""
         self._take(known, tokens)
         if not count or len(self._lookup) != known:
             return ()
@@ -66,11 +66,6 @@ class LookupDrafts:
         matched = self._lookup.matched if found is None else found.size
         return self._after_one if matched == 1 else self._after_several
 
-    def chance_of(self, num_tokens: int) -> float:
-        """As `RequestDrafts`. What follows a single token is not followed far: the next row may find a longer match."""
-        may_chain = self._settings.chains and self._tried is self._after_several
-        return self._tried.chance_of(num_tokens) if may_chain else 0.0
-
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """As `RequestDrafts`."""
         self._tried.note_row(num_drafts, num_held)
@@ -91,4 +86,4 @@ class LookupDrafts:
 
     def take_drafted(self, position: int, token_ids: tuple[int, ...]) -> None:
         """None was asked for."""
-        raise AssertionError(f"drafts of {token_ids} at {position}, which nobody asked for")
+        raise BusProtocolError(f"DraftedRow.token_ids {token_ids} at {position}, but no plan asks for drafts")

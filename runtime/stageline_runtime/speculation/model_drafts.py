@@ -36,22 +36,18 @@ class ModelDrafts:
         """As `RequestDrafts`."""
         self._position, self._drafted = position, token_ids
 
-    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:  # noqa: ARG002
+    def propose(self, known: int, tokens: Tokens, num_rows: int) -> tuple[int, ...]:
         """As `RequestDrafts`."""
         drafts = self.continuation(known, tokens, self._settings.tokens)
         acceptance = self._length.acceptance_beside(num_rows - 1)
         return drafts[: self._settings.cost.best_length(num_rows, len(drafts), acceptance)]
 
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
-        """As `RequestDrafts`."""
+        """As many as `count` of what was drafted that may follow."""
         since = known - self._position
         if since < 0 or self._drafted[:since] != tokens(self._position, known):
             return ()
         return self._drafted[since : since + count]
-
-    def chance_of(self, num_tokens: int) -> float:  # noqa: ARG002 - the protocol's
-        """None: the draft model goes on only from what was sampled."""
-        return 0.0
 
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """As `RequestDrafts`."""

@@ -8,17 +8,8 @@ Tokens = Callable[[int, int], tuple[int, ...]]
 
 
 class RequestDrafts(Protocol):
-    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:
-        """Drafts for what comes after `known` tokens, for one of `num_rows` rows of a plan; mostly none.
-
-        `depth` is how many such rows may be in flight as a chain.
-        """
-
-    def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
-        """As many as `count` tokens that may follow, whatever they cost."""
-
-    def chance_of(self, num_tokens: int) -> float:
-        """How likely a row of a chain counts that is right only if the next `num_tokens` guesses are; 0: no chain."""
+    def propose(self, known: int, tokens: Tokens, num_rows: int) -> tuple[int, ...]:
+        """Drafts for what comes after `known` tokens, for one of `num_rows` rows of a plan; mostly none."""
 
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """A verifying row is back."""

@@ -37,8 +37,6 @@ class DraftSettings:
     """Fewest tokens that lookup must have seen before."""
     cost: StepCost
     counts: DraftCounts = field(default_factory=DraftCounts)
-    chains: bool = True
-    """Whether a verifying row may be sent before the one before it is back."""
     draft_step_seconds: float = 0.0
     """What one step of the draft model takes on the last stage."""
 

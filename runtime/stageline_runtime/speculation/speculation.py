@@ -23,11 +23,6 @@ class Speculation(DraftSettings):
     def __post_init__(self) -> None:
         self._answers = RecentAnswers(0 if self.has_draft_model else self.num_recent_answers, self.min_match)
 
-    @property
-    def may_chain(self) -> bool:
-        """Whether verifying rows may follow one another: a draft model goes on only from what is known."""
-        return self.chains and not self.has_draft_model
-
     def of_request(self, prompt: Sequence[int] = (), cache_salt: str = "") -> RequestDrafts:
         """For a request of this prompt, which shares the cache with those of its salt."""
         if self.has_draft_model:

@@ -5,19 +5,12 @@ probability `a` given the ones before is worth `a + a^2 + … + a^n` tokens more
 per second of the whole cohort rise: with `r` rows, `(r + gain) / t(r + n) > r / t(r)`; the best `n` counts. Beside
 others a verifying row also costs the step that it stands out of, because it is planned only once its newest token is
 known; alone there is nothing to stand out of.
-
-A request that is alone in a pipeline of `d` stages has up to `d` rows in flight, a chain. All `n + 1` tokens of a row
-hold with probability `h = a^(n+1)`. From one wrong guess to the next a chain gives `1 / (1 - a)` tokens, and takes a
-whole round for its first row and a stage's time for each of the `h / (1 - h)` rows that follow it and hold. Shorter
-rows are then better than without chains; `d = 1` is the case without.
 """
 
 from dataclasses import dataclass
 
 from stageline_runtime.plan_bus.step_plan import padded_size
 
-MOST_ACCEPTANCE = 0.99
-"""So that a chain is ever thought to end."""
 WORTH_DRAFTING = 1.05
 """What drafts that have yet to be made must promise: their request waits for them, which costs more than their time."""
 
@@ -36,22 +29,13 @@ class StepCost:
     def seconds(self, num_tokens: int) -> float:
         return self.fixed_seconds + self.token_seconds * padded_size(num_tokens)
 
-    def rate(self, num_rows: int, num_drafts: int, acceptance: float, depth: int = 1) -> float:
-        """Tokens per second of plans with `num_rows` rows, one of which carries `num_drafts` drafts.
-
-        A row that is alone may be one of a chain of up to `depth`.
-        """
-        if num_rows == 1 and num_drafts:
-            return self._chain_rate(num_drafts, min(acceptance, MOST_ACCEPTANCE), depth)
-        gain = expected_tokens(num_drafts, acceptance) - 1.0 if num_drafts else 0.0
+    def rate(self, num_rows: int, num_drafts: int, acceptance: float) -> float:
+        """Tokens per second of plans with `num_rows` rows, one of which carries `num_drafts` drafts."""
+        missed = 1.0 if num_drafts and num_rows > 1 else 0.0
+        gain = expected_tokens(num_drafts, acceptance) - missed
         return (num_rows + gain) / self.seconds(num_rows + num_drafts)
 
-    def _chain_rate(self, num_drafts: int, acceptance: float, depth: int) -> float:
-        held = acceptance ** (num_drafts + 1)
-        rounds = 1.0 + held / (1.0 - held) / depth
-        return 1.0 / (1.0 - acceptance) / (rounds * self.seconds(1 + num_drafts))
-
-    def best_length(self, num_rows: int, most: int, acceptance: float, depth: int = 1) -> int:
+    def best_length(self, num_rows: int, most: int, acceptance: float) -> int:
         """Of `most`, its halves and 0, what gives the highest rate; among equals the smallest."""
         best, highest, length = 0, self.rate(num_rows, 0, acceptance), most
         lengths = []
@@ -59,7 +43,7 @@ class StepCost:
             lengths.append(length)
             length //= 2
         for length in reversed(lengths):
-            if (rate := self.rate(num_rows, length, acceptance, depth)) > highest:
+            if (rate := self.rate(num_rows, length, acceptance)) > highest:
                 best, highest = length, rate
         return best
 

@@ -1,18 +1,17 @@
-"""What of a loaded stage is captured as graphs, and the sentence that says so: its layers, and its draft model's.
+"""Captures a loaded stage's layers and its draft model's as graphs, and describes the result in a sentence.
 
 The group's plans name the mode that each runs in, so a stage that can't have what they will name must not go on. A
 draft model's steps are the stage's own: where they can't be captured they run eagerly, and that is said.
 """
 
 import logging
-from pathlib import Path
 
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.models.protocol import CapturesGraphs, CaptureSizes, GraphsUnavailableError, StageModel
 from stageline_runtime.plan_bus.messages import GraphMode, Welcome
-from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size
+from stageline_runtime.plan_bus.step_plan import captured_step, decode_sizes, rows_per_cohort
 from stageline_runtime.stage.load_draft import LoadedDraft
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
@@ -34,9 +33,7 @@ def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress
     try:
         if not isinstance(model, CapturesGraphs):
             raise GraphsUnavailableError("this model's layers can't be captured")
-        report = model.capture_graphs(
-            graphs, _sizes(welcome), Path(config.cache_dir), lambda message: progress.enter(Phase.LOADING, message)
-        )
+        report = model.capture_graphs(graphs, _sizes(welcome), lambda message: progress.enter(Phase.LOADING, message))
     except GraphsUnavailableError as error:
         detail = f"spec.engine.graphs {config.graphs} can't be had: {error}; set it to off or auto"
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="capture graphs") from error
@@ -47,15 +44,12 @@ def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress
     return account
 
 
-def capture_draft(
-    draft: LoadedDraft, config: RuntimeConfig, welcome: Welcome, progress: StageProgress
-) -> tuple[GraphMode, str]:
+def capture_draft(draft: LoadedDraft, welcome: Welcome, progress: StageProgress) -> tuple[GraphMode, str]:
     """Capture the draft model's layers where the stage's are; what its steps may ask for, and what to say of it."""
     try:
         graphs, report = draft.capture(
             welcome.graphs,
             _sizes(welcome),
-            Path(config.cache_dir),
             lambda message: progress.enter(Phase.LOADING, f"the draft model: {message}"),
         )
     except GraphsUnavailableError as error:
@@ -72,4 +66,7 @@ def capture_draft(
 
 def _sizes(welcome: Welcome) -> CaptureSizes:
     """Of the plans that a group has, so of the draft model's steps too."""
-    return CaptureSizes(decode=decode_sizes(welcome.slots_per_cohort), step=(padded_size(welcome.max_step_tokens),))
+    return CaptureSizes(
+        decode=decode_sizes(rows_per_cohort(welcome.num_slots, welcome.num_cohorts)),
+        step=(captured_step(welcome.max_step_tokens),),
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from stageline_runtime.accelerator.cuda import choose_accelerator
 from stageline_runtime.accelerator.nccl import NcclRanks
 from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
+from stageline_runtime.models.layers.attention import Attention, AttentionHeads
 from stageline_runtime.ranks.device_ranks import RankBackend
 
 
@@ -17,7 +17,7 @@ from stageline_runtime.ranks.device_ranks import RankBackend
 class Devices:
     choose: Callable[[str], Accelerator | None] = choose_accelerator
     """The device for `spec.engine.device`; None: the CPU."""
-    attention: Callable[[AttentionHeads], DeviceAttention] | None = None
+    attention: Callable[[AttentionHeads], Attention] | None = None
     """None: the Triton kernels."""
     rank_backend: RankBackend = field(default_factory=NcclRanks)
     """For stages of several ranks."""

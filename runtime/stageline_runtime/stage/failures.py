@@ -6,7 +6,8 @@ import torch
 
 from stageline_api.failures import CLASS_OF_EXIT_CODE, FailureClass
 from stageline_runtime.models.weights.checkpoint import WeightsError
-from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError
+from stageline_runtime.plan_bus.bus import BusClosedError
+from stageline_runtime.plan_bus.messages import BusProtocolError
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.ranks.errors import RanksEndedError
 from stageline_runtime.termination import RuntimeFailure

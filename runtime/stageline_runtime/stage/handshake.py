@@ -13,7 +13,7 @@ from stageline_api.errors import UserError
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_runtime.contract import PodContract, read_identity
-from stageline_runtime.plan_bus.bus import BusRefusedError, StageBus
+from stageline_runtime.plan_bus.bus import BusClosedError, BusRefusedError, StageBus
 from stageline_runtime.plan_bus.challenge import proof_of
 from stageline_runtime.plan_bus.messages import (
     PROTOCOL_VERSION,
@@ -21,11 +21,13 @@ from stageline_runtime.plan_bus.messages import (
     Challenge,
     GroupFailed,
     Hello,
+    LinkAddress,
+    Place,
     Refused,
     Shutdown,
     Welcome,
 )
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.planning.cpu_features import cpu_features, has_bfloat16_units
 from stageline_runtime.planning.this_machine import (
     available_bytes,
     container_identity,
@@ -38,7 +40,6 @@ from stageline_runtime.stage.group_end import group_failure
 from stageline_runtime.stage.telemetry.health import health_url
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.termination import RuntimeFailure
-from stageline_runtime.tls.certificates import TlsError
 
 if TYPE_CHECKING:  # it knows torch, and supervisors of other engines shake hands too
     from stageline_runtime.accelerator.protocol import Accelerator
@@ -55,18 +56,23 @@ def connect(contract: PodContract, progress: StageProgress) -> StageBus:
     """
     place = f"{contract.master_addr}:{ports.PLAN_BUS}"
     progress.enter(Phase.CONNECTING, f"to the engine at {place}")
-    identity, limit_seconds = read_identity(contract.config), contract.config.timeouts.rendezvous_seconds
+    identity, limit_seconds = read_identity(contract.config), contract.meeting_seconds
     try:
         return StageBus.connect(contract.master_addr, ports.PLAN_BUS, limit_seconds, identity)
-    except TlsError as error:
-        detail = f"no TLS with the engine at {place}: {error}"
+    except BusClosedError as error:
+        detail = f"{error} (the engine at {place})"
         raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="tls") from error
     except TimeoutError as error:
         raise RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, str(error), operation="connect") from error
 
 
-def say_hello(bus: StageBus, contract: PodContract, accelerator: "Accelerator | None") -> None:
-    """Answer the engine's challenge, and say who this is.
+def say_hello(
+    bus: StageBus,
+    contract: PodContract,
+    accelerator: "Accelerator | None",
+    link_address: LinkAddress | None = None,
+) -> None:
+    """Answer the engine's challenge, and say who this is, and where it listens for the stage before.
 
     Raises:
         RuntimeFailure: class RendezvousTimeout; what listens there challenges nobody.
@@ -88,8 +94,19 @@ def say_hello(bus: StageBus, contract: PodContract, accelerator: "Accelerator | 
             weights=_weights_of(contract),
             rank=contract.rank,
             ranks=contract.ranks,
+            has_bfloat16_units=accelerator is not None or has_bfloat16_units(cpu_features()),
+            queues_bfloat16_experts=_queues_bfloat16_experts(accelerator),
+            link_address=link_address,
         )
     )
+
+
+def _queues_bfloat16_experts(accelerator: "Accelerator | None") -> bool:
+    if accelerator is None:
+        return False
+    import torch  # here, for the same reason
+
+    return accelerator.queues_experts(torch.bfloat16)
 
 
 def _weights_of(contract: PodContract) -> str:

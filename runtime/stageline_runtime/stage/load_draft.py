@@ -1,8 +1,7 @@
 """Loads the model that the last stage drafts with: whole, beside the stage's layers, on the same device.
 
-On a device its cache is made twice, as the stage's is: for its largest step, which is measured, and then for as many
-blocks as the group's slots have together, with what is drafted ahead of them. That part is held from the start on, so
-what is measured at load has it in it, and each block that the engine gives out is counted with the draft model's keys.
+Its cache is made twice, as the stage's is: for its largest step, and then for the group's blocks. Each block that the
+engine gives out is counted with the draft model's keys.
 """
 
 from collections.abc import Callable
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
 from stageline_runtime.models.families import build_any_stage_model, device_builder
+from stageline_runtime.models.layers.attention import Attention, AttentionHeads
 from stageline_runtime.models.protocol import (
     CaptureProgress,
     CaptureReport,
@@ -24,12 +23,11 @@ from stageline_runtime.models.protocol import (
     CaptureSizes,
     LoadProgress,
     ModelBuilder,
-    PagesCache,
     StageShape,
 )
 from stageline_runtime.plan_bus.messages import GraphMode
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
-from stageline_runtime.stage.memory_use import blocks_to_measure, largest_plan
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
+from stageline_runtime.stage.memory_use import captured_shape, largest_plan
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 
 
@@ -44,8 +42,6 @@ class LoadedDraft:
     """Of the model that it drafts for."""
     token_bytes: int
     """Keys and values of one token."""
-    most_drafts: int
-    """Of a row."""
     accelerator: Accelerator | None = None
 
     def drafter(self, graphs: GraphMode = GraphMode.OFF) -> Drafter:
@@ -63,28 +59,24 @@ class LoadedDraft:
     def run_layers(self) -> None:
         """As `memory_use.MeasuredDraft`."""
         model = self.stage.model
-        plan = largest_plan(self.shape, self.stage.vocab_size, samples=False)
+        plan = largest_plan(captured_shape(self.shape), self.stage.vocab_size, samples=False)
         ids = torch.tensor([token for row in plan.rows for token in row.token_ids])
         padded = F.pad(ids, (0, plan.padded_tokens - len(ids)))
         assert self.accelerator is not None, "a CPU measures nothing"
-        model.layers(model.embed(self.accelerator.place(padded)), model.attention_batch(plan))
-        for slot in range(self.shape.num_slots):
-            model.trim_slot(slot, 0)
+        model.change_tables(plan.tables)
+        model.layers(model.embed(self.accelerator.place(padded)), model.step_batch(plan))
 
     def make_cache(self, num_blocks: int) -> int:
-        """Make its cache for `num_blocks` blocks of the group's, where it is made of such; returns its bytes.
+        """Make its cache for the group's `num_blocks` blocks; returns its bytes.
 
         Raises:
             RuntimeError: there is no room for it.
         """
-        model = self.stage.model
-        if isinstance(model, PagesCache):
-            num_blocks = cache_blocks(self.shape, num_blocks, self.most_drafts)
-            model.reserve_cache(num_blocks)
+        self.stage.model.reserve_cache(num_blocks)
         return num_blocks * BLOCK_TOKENS * self.token_bytes
 
     def capture(
-        self, graphs: GraphMode, sizes: CaptureSizes, cache_dir: Path, progress: CaptureProgress
+        self, graphs: GraphMode, sizes: CaptureSizes, progress: CaptureProgress
     ) -> tuple[GraphMode, CaptureReport]:
         """Capture its layers up to `graphs`, for the `sizes` of the group's plans; behind `make_cache`.
 
@@ -97,20 +89,7 @@ class LoadedDraft:
         if graphs is GraphMode.OFF or self.accelerator is None:
             return GraphMode.OFF, CaptureReport(graphs=0, seconds=0.0, memory_bytes=0)
         assert isinstance(model, CapturesGraphs), "a device's model may be captured"
-        return graphs, model.capture_graphs(graphs, sizes, cache_dir, progress)
-
-
-def cache_blocks(shape: StageShape, num_blocks: int, most_drafts: int) -> int:
-    """Blocks that a draft model of `shape` fills at most where slots of the stage itself fill `num_blocks`."""
-    ahead = blocks_ahead(shape.num_slots, most_drafts)
-    return min(num_blocks + ahead, shape.num_slots * blocks_of(shape.slot_tokens))
-
-
-def blocks_ahead(num_slots: int, most_drafts: int) -> int:
-    """Of these blocks, those that nobody counts: a slot's newest token, which the stage computes in the next plan, and
-    the drafts behind it but the last have keys there before the stage has any.
-    """
-    return num_slots * blocks_of(most_drafts)
+        return graphs, model.capture_graphs(graphs, sizes, progress)
 
 
 def load_draft(
@@ -121,9 +100,8 @@ def load_draft(
     progress: LoadProgress,
     *,
     max_step_tokens: int,
-    most_drafts: int,
     accelerator: Accelerator | None = None,
-    attention: Callable[[AttentionHeads], DeviceAttention] | None = None,
+    attention: Callable[[AttentionHeads], Attention] | None = None,
 ) -> LoadedDraft:
     """Load `draft` for the stage of `shape` of `model`, with a slot for each of the group's.
 
@@ -140,8 +118,6 @@ def load_draft(
         is_last=True,
         slot_tokens=context_tokens,
     )
-    if accelerator is not None:
-        whole = replace(whole, num_blocks=cache_blocks(whole, blocks_to_measure(whole), most_drafts))
     build: ModelBuilder = build_any_stage_model if accelerator is None else device_builder(accelerator, attention)
     loaded = build(draft_dir, draft, whole, progress)
     return LoadedDraft(
@@ -150,6 +126,5 @@ def load_draft(
         max_step_tokens=max_step_tokens,
         vocab_size=model.vocab_size,
         token_bytes=draft.kv_bytes_per_token(draft.num_layers, shape.dtype.itemsize),
-        most_drafts=most_drafts,
         accelerator=accelerator,
     )

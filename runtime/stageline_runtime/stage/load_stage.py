@@ -7,6 +7,7 @@ events, and a plan is in flight until the device has done it; on the CPU a plan 
 """
 
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,12 +24,13 @@ from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, read_model_config
 from stageline_runtime.model_facts.rank_cut import part_of_layers
-from stageline_runtime.models.device.attention import AttentionHeads, DeviceAttention
+from stageline_runtime.models.decoder import DecoderStage
 from stageline_runtime.models.families import build_any_stage_model, device_builder
-from stageline_runtime.models.protocol import ModelBuilder, PagesCache, StageModel, StageShape
+from stageline_runtime.models.layers.attention import Attention, AttentionHeads
+from stageline_runtime.models.protocol import ModelBuilder, StageModel, StageShape
 from stageline_runtime.plan_bus.messages import CacheSized, GraphMode, Shutdown, Welcome
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, padded_size
-from stageline_runtime.planning.memory import report_rows
+from stageline_runtime.planning.memory import link_ring_bytes, report_rows
 from stageline_runtime.planning.this_machine import stage_threads
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.capturing import capture, capture_draft
@@ -38,11 +40,11 @@ from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, mea
 from stageline_runtime.stage.own_shards import ensure_own_shards
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.runner import StageRunner
-from stageline_runtime.stage.telemetry.progress import StageProgress
+from stageline_runtime.stage.telemetry.progress import KvOccupancy, StageProgress
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, LoopbackTransport, Transport, WireSizes
-from stageline_runtime.transport.rank_lane import RankLane
+from stageline_runtime.transport.rendezvous import RankLane, join
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +75,11 @@ class StageLoader:
         accelerator: Accelerator | None,
         build_model: ModelBuilder | None,
         ranks: StageRanks,
-        attention: Callable[[AttentionHeads], DeviceAttention] | None = None,
+        attention: Callable[[AttentionHeads], Attention] | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
-        """`attention`: on a device; None takes the Triton kernels."""
+        """`attention`: on a device; None takes the Triton kernels. `listener`: where the stage before connects to; None
+        where this stage is the only one."""
         self._contract = contract
         self._progress = progress
         self._watchdog = watchdog
@@ -83,6 +87,7 @@ class StageLoader:
         self._build_model = build_model
         self._ranks = ranks
         self._attention = attention
+        self._listener = listener
 
     def load(self, welcome: Welcome, agree_on_cache: AgreeOnCache) -> LoadedStage | Shutdown:
         """Load, agree on the cache, capture, then meet the peers. `Shutdown`: the group ended meanwhile.
@@ -99,6 +104,8 @@ class StageLoader:
         drafts = welcome.draft_dir and self._ranks.samples
         draft = self._load_draft(welcome, config, shape) if drafts else None
         self._describe(welcome, config, dtype)
+        if isinstance(model, DecoderStage):
+            self._progress.lacks_native_kernels = model.lacks_native_kernels
         sized = agree_on_cache(self._measure(model, config, shape, welcome.graphs, draft))
         if isinstance(sized, Shutdown):
             return sized
@@ -106,9 +113,9 @@ class StageLoader:
         captured = capture(model, contract.config, welcome, self._progress)
         drafter = None
         if draft is not None:
-            draft_graphs, account = capture_draft(draft, contract.config, welcome, self._progress)
+            draft_graphs, account = capture_draft(draft, welcome, self._progress)
             captured, drafter = f"{captured}{account}", draft.drafter(draft_graphs)
-        self._progress.enter(Phase.RENDEZVOUS, f"at {contract.master_addr}:{contract.master_port}")
+        self._progress.enter(Phase.RENDEZVOUS, "with the other stages")
         transport = self._join(welcome, config.hidden_size, dtype)
         self._progress.enter(Phase.WARMING, captured)
         marks, in_flight = self._observers()
@@ -119,7 +126,7 @@ class StageLoader:
             self._watchdog if marks is None else marks,
             stage=contract.stage,
             stage_count=contract.stage_count,
-            num_slots=welcome.num_cohorts * welcome.slots_per_cohort,
+            num_slots=welcome.num_slots,
             hidden_size=config.hidden_size,
             dtype=dtype,
             guides=self._guides(Path(welcome.model_dir), config),
@@ -149,7 +156,6 @@ class StageLoader:
                 shape,
                 loading,
                 max_step_tokens=welcome.max_step_tokens,
-                most_drafts=self._most_drafts,
                 accelerator=self._accelerator,
                 attention=self._attention,
             )
@@ -171,7 +177,8 @@ class StageLoader:
     def _describe(self, welcome: Welcome, config: ModelConfig, dtype: torch.dtype) -> None:
         self._progress.hidden_token_bytes = self._ranks.experts.size * config.hidden_size * dtype.itemsize
         self._progress.feedback_row_bytes = FEEDBACK_WIDTH * torch.int64.itemsize
-        self._progress.num_slots = welcome.num_cohorts * welcome.slots_per_cohort
+        self._progress.num_slots = welcome.num_slots
+        self._progress.occupancy = KvOccupancy(self._ranks.experts.size)
 
     def _observers(self) -> tuple[DeviceMarks | None, InFlight | None]:
         if self._accelerator is None:
@@ -193,7 +200,7 @@ class StageLoader:
             is_last=self._contract.stage == self._contract.stage_count - 1,
             dtype=dtype,
             num_cohorts=welcome.num_cohorts,
-            slots_per_cohort=welcome.slots_per_cohort,
+            num_slots=welcome.num_slots,
             slot_tokens=welcome.slot_tokens,
             max_step_tokens=padded_size(welcome.max_step_tokens),
         )
@@ -229,20 +236,25 @@ class StageLoader:
             raise allocation_failure(error) from error
         finally:
             self._watchdog.rest()
+        use = replace(use, step_bytes=use.step_bytes + self._link_bytes(config, shape))
         logger.info("loading took %d MiB, the largest step %d MiB", use.held_bytes >> 20, use.step_bytes >> 20)
         self._progress.enter(Phase.LOADING, "waiting for the other stages to load")
         return use
+
+    def _link_bytes(self, config: ModelConfig, shape: StageShape) -> int:
+        """What links to the neighbours take of the device; they are made after the cache."""
+        hidden_bytes = shape.max_step_tokens * (config.hidden_size // self._ranks.tensor.size) * shape.dtype.itemsize
+        return link_ring_bytes(hidden_bytes, shape.num_slots, is_first=shape.is_first, is_last=shape.is_last)
 
     def _make_cache(
         self, model: StageModel, config: ModelConfig, shape: StageShape, sized: CacheSized, draft: LoadedDraft | None
     ) -> None:
         try:
-            if isinstance(model, PagesCache):
-                model.reserve_cache(sized.num_blocks)
+            model.reserve_cache(sized.num_blocks)
             draft_bytes = 0 if draft is None else draft.make_cache(sized.num_blocks)
         except RuntimeError as error:
             raise allocation_failure(error) from error
-        kv_tokens = sized.num_pools * sized.num_blocks * BLOCK_TOKENS
+        kv_tokens = self._ranks.experts.size * sized.num_blocks * BLOCK_TOKENS
         self._progress.kv_capacity_tokens = kv_tokens
         part = part_of_layers(config, self._ranks.tensor.size)
         kv_bytes = kv_tokens * part.kv_bytes_per_token(shape.layers.count, shape.dtype.itemsize)
@@ -260,22 +272,21 @@ class StageLoader:
         return device_builder(self._accelerator, self._attention, ranks, experts=experts)
 
     def _join(self, welcome: Welcome, hidden_size: int, dtype: torch.dtype) -> Transport:
-        if self._contract.stage_count == 1:
+        if self._listener is None:
             return LoopbackTransport()
-        from stageline_runtime.transport.rendezvous import join  # torch.distributed costs time a lone stage can save
-
         sizes = WireSizes(
             hidden_size=hidden_size // self._ranks.tensor.size,
             dtype=dtype,
             max_step_tokens=padded_size(welcome.max_step_tokens),
             # Not a cohort's slots: last chunks of other cohorts' prompts are sampled in the same plan.
-            max_rows=welcome.num_cohorts * welcome.slots_per_cohort,
+            max_rows=welcome.num_slots,
         )
         lane = join(
             self._contract,
             welcome.transport,
             sizes,
             accelerator=self._accelerator,
+            listener=self._listener,
             next_address=welcome.next_address,
         )
         return lane if self._ranks.tensor.size == 1 else RankLane(lane, self._ranks.tensor)

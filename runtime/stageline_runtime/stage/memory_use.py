@@ -7,8 +7,9 @@ the engine (`planning.memory.LargestStep`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Final, Protocol
 
 import torch
@@ -18,8 +19,16 @@ from stageline_api.engine_http import MAX_TOP_LOGPROBS
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.protocol import StageModel, StageShape
-from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
-from stageline_runtime.plan_bus.step_plan import blocks_of, padded_size
+from stageline_runtime.plan_bus.messages import (
+    GraphMode,
+    PlanRow,
+    RequestSampling,
+    SampledRow,
+    SlotBlocks,
+    SlotFill,
+    StepPlan,
+)
+from stageline_runtime.plan_bus.step_plan import blocks_of, captured_step, padded_size
 from stageline_runtime.planning.memory import report_rows
 from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.runner import StageRunner
@@ -54,7 +63,7 @@ class MeasuredDraft(Protocol):
         """One that knows no slot yet."""
 
     def run_layers(self) -> None:
-        """Run its layers alone for as many tokens as a step may have; its slots give up what was written."""
+        """Run its layers alone for the largest step that is captured."""
 
 
 def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool, draft_steps: int = 0) -> StepPlan:
@@ -77,7 +86,13 @@ def largest_plan(shape: StageShape, vocab_size: int, *, samples: bool, draft_ste
         )
         for slot, ids in enumerate(prompts)
     )
-    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST) for row in rows), draft_steps)
+    return _plan_of(shape, 0, rows, tuple(SlotFill(row.slot, 1, _COSTLIEST) for row in rows), draft_steps)
+
+
+def captured_shape(shape: StageShape) -> StageShape:
+    """The same with no larger steps than those that are captured."""
+    largest = max(captured_step(shape.max_step_tokens), padded_size(shape.rows_per_cohort))
+    return replace(shape, max_step_tokens=min(shape.max_step_tokens, largest))
 
 
 def verifying_plan(shape: StageShape, drafts: int, newest: Sequence[SampledRow]) -> StepPlan:
@@ -87,7 +102,7 @@ def verifying_plan(shape: StageShape, drafts: int, newest: Sequence[SampledRow])
         for row, tokens in zip(newest, _row_tokens(shape), strict=True)
         if (count := min(tokens, drafts + 1, shape.slot_tokens - 1))
     )
-    return _plan_of(1, rows)
+    return _plan_of(shape, 1, rows)
 
 
 def _opening_plan(shape: StageShape, sampling: RequestSampling = _COSTLIEST_AT_ONCE, draft_steps: int = 0) -> StepPlan:
@@ -96,10 +111,12 @@ def _opening_plan(shape: StageShape, sampling: RequestSampling = _COSTLIEST_AT_O
         PlanRow(slot, 1, 0, 1, (0,), need_sample=True, wants_drafts=draft_steps > 0)
         for slot in range(len(_row_tokens(shape)))
     )
-    return _plan_of(0, rows, tuple(SlotFill(row.slot, 1, sampling) for row in rows), draft_steps)
+    return _plan_of(shape, 0, rows, tuple(SlotFill(row.slot, 1, sampling) for row in rows), draft_steps)
 
 
-def _plan_of(seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = (), draft_steps: int = 0) -> StepPlan:
+def _plan_of(
+    shape: StageShape, seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = (), draft_steps: int = 0
+) -> StepPlan:
     return StepPlan(
         seq=seq,
         cohort=0,
@@ -109,13 +126,25 @@ def _plan_of(seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = 
         feedback_through=-1,
         feedback_posted=False,
         dummy=False,
+        tables=_tables(shape, rows, draft_steps),
         draft_steps=draft_steps,
     )
 
 
+def _tables(shape: StageShape, rows: tuple[PlanRow, ...], draft_steps: int) -> tuple[SlotBlocks, ...]:
+    """Blocks for all positions of the rows and of what is drafted behind them, one slot's behind the other's."""
+    ends = [min(row.position + row.num_tokens + draft_steps, shape.slot_tokens) for row in rows]
+    counts = [blocks_of(end) for end in ends]
+    starts = accumulate(counts, initial=0)
+    return tuple(
+        SlotBlocks(row.slot, 0, tuple(range(start, start + count)))
+        for row, start, count in zip(rows, starts, counts, strict=False)
+    )
+
+
 def blocks_to_measure(shape: StageShape) -> int:
-    """Blocks of KV cache that the largest plan writes, or one that verifies drafts behind a token in each slot."""
-    return sum(blocks_of(min(tokens + 1, shape.slot_tokens)) for tokens in _row_tokens(shape))
+    """Blocks of KV cache that the largest plan writes, with what is drafted or verified behind it."""
+    return sum(blocks_of(min(tokens + 1 + DRAFT_STEPS, shape.slot_tokens)) for tokens in _row_tokens(shape))
 
 
 def _row_tokens(shape: StageShape) -> list[int]:
@@ -159,9 +188,6 @@ class _NoPeers:
     def send_feedback(self, seq: int, rows: Tensor) -> None:
         raise AssertionError(f"plan {seq}: no plan here has feedback of {len(rows)} rows")
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
 
 class _NobodyWatches:
     def enter(self, state: State, operation: str = "") -> None:
@@ -190,16 +216,16 @@ def measure(
     `drafts`: most of a row. `draft`: on a stage with a draft model, which is loaded too.
     """
 
-    def run_largest(*, samples: bool) -> None:
+    def run_largest(step_shape: StageShape, *, samples: bool) -> None:
         runner = _runner(model, config, shape, device)
-        _run(runner, largest_plan(shape, config.vocab_size, samples=samples))
-        _end(model, shape, device)
+        _run(runner, largest_plan(step_shape, config.vocab_size, samples=samples))
+        device.synchronize()
 
     def verify() -> None:
         runner = _runner(model, config, shape, device)
         newest = _run(runner, _opening_plan(shape))
         _run(runner, verifying_plan(shape, drafts, newest))
-        _end(model, shape, device)
+        device.synchronize()
 
     def draft_after(plan: StepPlan, drafter: Drafter) -> None:
         runner = _runner(model, config, shape, device, drafter)
@@ -207,11 +233,11 @@ def measure(
         drafts = runner.draft(plan)
         assert drafts is not None, "it was asked for some"
         drafts.drafted()
-        _end(model, shape, device)
+        device.synchronize()
         drafter.forget()
 
-    layers = device.peak_bytes(lambda: run_largest(samples=False))
-    step = device.peak_bytes(lambda: run_largest(samples=True))
+    captured = device.peak_bytes(lambda: run_largest(captured_shape(shape), samples=False))
+    step = device.peak_bytes(lambda: run_largest(shape, samples=True))
     if drafts and shape.is_last:
         step = max(step, device.peak_bytes(verify))
     if draft is not None:
@@ -221,7 +247,7 @@ def measure(
             step = max(step, device.peak_bytes(partial(draft_after, plan, draft.drafter())))
     if graphs is not GraphMode.OFF:
         # Graphs keep what the layers take at once in a pool of their own, for the largest that is captured.
-        step += layers + (0 if draft is None else device.peak_bytes(draft.run_layers))
+        step += captured + (0 if draft is None else device.peak_bytes(draft.run_layers))
     return MemoryUse(held_bytes=device.allocated_bytes(), step_bytes=step)
 
 
@@ -250,10 +276,3 @@ def _run(runner: StageRunner, plan: StepPlan) -> Sequence[SampledRow]:
     runner.accept(plan)
     sampled = runner.run(plan)
     return sampled if isinstance(sampled, tuple) else sampled.rows()
-
-
-def _end(model: StageModel, shape: StageShape, device: Accelerator) -> None:
-    """The slots give up what was written."""
-    device.synchronize()
-    for slot in range(shape.num_slots):
-        model.trim_slot(slot, 0)

@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-import threading
+import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -16,15 +16,16 @@ import torch
 from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_api.standing_heap import settle_heap
+from stageline_runtime.accelerator.cuda import load_kernels_eagerly
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import ModelBuilder
-from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
+from stageline_runtime.plan_bus.bus import BusClosedError, StageBus
 from stageline_runtime.plan_bus.messages import (
-    Begun,
+    BusProtocolError,
     CacheSized,
-    Cancel,
     Challenge,
+    Computing,
     DrainRequested,
     GroupFailed,
     GuideReady,
@@ -59,12 +60,11 @@ from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import IDLE, StateClock, Timeline, WaitReason
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure, write_drained, write_last_words
+from stageline_runtime.transport.ring import link_address, listen
 
 logger = logging.getLogger(__name__)
 
 MESSAGE_POLL_SECONDS = 0.5
-RELEASE_SECONDS = 5.0
-"""How long a device may take to let go of its work when the stage ends."""
 
 
 class StageProcess:
@@ -105,13 +105,15 @@ class StageProcess:
             self._engine_hung_up,
             self._end_now,
             late_ranks=(lambda: ()) if inherited is None else inherited.late_ranks,
+            tell_computing=self._tell_computing,
+            peer_computed_at=lambda: float("-inf") if self._bus is None else self._bus.peer_computed_at(),
         )
         self._plans: deque[StepPlan] = deque()
         """Whole, as they came."""
         self._parts: dict[int, StepPlan] = {}
         """By `seq`: what of each plan that isn't done runs here."""
-        self._cancelled: set[int] = set()
-        """Of these plans, those that need no computing."""
+        self._number_format = ""
+        """What is computed in, and why."""
         self._outstanding = False
         self._drain_asked = False
         self._shutdown: Shutdown | None = None
@@ -120,7 +122,12 @@ class StageProcess:
         """Live until the engine says to shut down (0) or something fails (the code of its class)."""
         signal.signal(signal.SIGTERM, self._on_terminate)
         code = self._run()
-        self._let_device_go(code)
+        if self._accelerator is not None:
+            # Work that waits for a lost peer never ends, and what torch tears down at exit waits for it.
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
         return code
 
     def _run(self) -> ExitCode:
@@ -140,14 +147,18 @@ class StageProcess:
         return write_drained(self._contract.stage, self._shutdown.reason)
 
     def _live(self) -> None:
+        if self._contract.stage_count > 1 or self._is_rank:
+            load_kernels_eagerly()
         self._accelerator = self._devices.choose(self._contract.config.device)
+        listener = listen(self._contract) if self._contract.stage_count > 1 else None
         self._bus = bus = connect(self._contract, self._progress)
-        say_hello(bus, self._contract, self._accelerator)
+        say_hello(bus, self._contract, self._accelerator, None if listener is None else link_address(listener))
         self._watchdog.start()
         welcome = await_welcome(bus, self._contract.stage, self._tell_drain)
         if isinstance(welcome, Shutdown):
             self._shutdown = welcome
             return
+        self._number_format = f"{welcome.dtype} ({welcome.dtype_reason})"
         self._joined = joined = join_ranks(
             self._contract,
             self._inherited,
@@ -164,6 +175,7 @@ class StageProcess:
             self._build_model,
             joined.ranks,
             self._devices.attention,
+            listener,
         )
         stage = loader.load(welcome, self._agree_on_cache)
         if isinstance(stage, Shutdown):
@@ -196,19 +208,17 @@ class StageProcess:
         if self._shutdown:
             return
         plan = self._plans.popleft()
-        cancelled = self._is_left_out(plan)
-        if stage.in_flight is None:
-            self._say_begun(bus, stage.runner, plan)
+        self._joined.meet(plan, self._watchdog)
         part = self._parts[plan.seq]
-        sampled = stage.runner.run(part, cancelled=cancelled)
+        sampled = stage.runner.run(part)
         if stage.in_flight is not None:
-            stage.in_flight.add(plan, sampled, cancelled=cancelled)
+            stage.in_flight.add(plan, sampled)
             self._finish_done(bus, stage)
             if (drafts := stage.runner.draft(part)) is not None:
-                stage.in_flight.add_drafts(plan, sampled, drafts, cancelled=cancelled)
+                stage.in_flight.add_drafts(plan, sampled, drafts)
             return
         assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
-        done = FinishedPlan(plan, sampled, cancelled)
+        done = FinishedPlan(plan, sampled)
         self._finish(bus, stage.runner, done)
         if (drafts := stage.runner.draft(part)) is not None:
             self._finish(bus, stage.runner, done._replace(drafted=drafts.drafted()))
@@ -251,23 +261,12 @@ class StageProcess:
     def _finish_done(self, bus: StageBus, stage: LoadedStage) -> None:
         assert stage.in_flight is not None, "nothing is in flight on a CPU"
         if stage.in_flight:
-            # At every look: what NCCL gives up goes on without its data, and a middle stage would send on what it makes
-            # of that. Its error is noted 400 ms before (`accelerator.nccl`). No look comes while the host itself waits.
+            # What a lost peer owes is never done: only its link tells.
             stage.transport.check(stage.in_flight.oldest_seq)
             if self._joined.on_devices is not None:
                 self._joined.on_devices.check()
         for done in stage.in_flight.finished():
-            stage.transport.check(done.plan.seq)
-            if self._joined.on_devices is not None:
-                self._joined.on_devices.check()
             self._finish(bus, stage.runner, done)
-        for plan in stage.in_flight.begun():
-            self._say_begun(bus, stage.runner, plan)
-
-    @staticmethod
-    def _say_begun(bus: StageBus, runner: StageRunner, plan: StepPlan) -> None:
-        if runner.tells_begin(plan):
-            bus.send(Begun(plan.seq))
 
     def _finish(self, bus: StageBus, runner: StageRunner, done: FinishedPlan) -> None:
         """Tell the engine of a plan that is done, then of what was drafted after it; count it once that is all."""
@@ -279,21 +278,11 @@ class StageProcess:
         if done.drafted is None and runner.drafts_after(self._parts[plan.seq]):
             return
         del self._parts[plan.seq]
-        dead = bool(done.rows) and not any(row.num_sampled for row in done.rows)
-        record = self._progress.count_step(
-            plan, step_kind(plan), cancelled=done.cancelled, dead=dead, drafted=done.drafted is not None
-        )
+        record = self._progress.count_step(plan, step_kind(plan), drafted=done.drafted is not None)
         if plan.report_times and self._contract.rank == 0:
             bus.send(record.times())
         if plan.dummy:
-            self._progress.enter(Phase.READY)
-
-    def _is_left_out(self, plan: StepPlan) -> bool:
-        has_heard = plan.seq in self._cancelled
-        self._cancelled.discard(plan.seq)
-        if not self._is_rank:
-            return has_heard
-        return self._joined.exchange_beforehand(plan, has_heard, self._watchdog)
+            self._progress.enter(Phase.READY, self._number_format)
 
     def _part(self, plan: StepPlan) -> StepPlan:
         """What of a plan is this rank's: all of it, unless requests belong to one rank each."""
@@ -311,8 +300,6 @@ class StageProcess:
                 self._parts[message.seq] = part = self._part(message)
                 runner.accept(part)
                 self._plans.append(message)
-            case Cancel(seq=seq):
-                self._cancelled.update(plan.seq for plan in self._plans if plan.seq == seq)
             case Ping(engine_nanoseconds=asked):
                 assert self._bus is not None, "a message came without a bus"
                 received = self._clock.now_nanoseconds()
@@ -353,25 +340,17 @@ class StageProcess:
         message = self._bus.unread_end() or self._shutdown  # in this order: it may be taken from there meanwhile
         return message.reason if isinstance(message, Shutdown) else None
 
+    def _tell_computing(self, step: int) -> None:
+        if self._bus is not None:
+            with suppress(BusClosedError):  # the main thread finds that out
+                self._bus.send_if_free(Computing(step))
+
     def _engine_hung_up(self) -> bool:
         return self._bus is not None and self._bus.engine_hung_up()
 
     def _end(self, failure: RuntimeFailure) -> ExitCode:
         self._progress.enter(Phase.FAILED, failure.detail)
         return write_last_words(failure.message(self._contract.stage))
-
-    def _let_device_go(self, code: ExitCode) -> None:
-        """Release the device; after `RELEASE_SECONDS` end without, as work that waits for a lost peer never ends."""
-        transport = None if self._stage is None or self._stage.in_flight is None else self._stage.transport
-        if transport is None and self._joined.on_devices is None:
-            return
-        overdue = threading.Timer(RELEASE_SECONDS, os._exit, args=(code,))
-        overdue.daemon = True
-        overdue.start()
-        if self._joined.on_devices is not None:
-            self._joined.on_devices.close()
-        if transport is not None:
-            transport.close()
 
     def _end_now(self, failure: RuntimeFailure) -> NoReturn:
         if (asked_by := self._drained_by(failure)) is not None:

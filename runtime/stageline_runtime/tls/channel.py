@@ -30,11 +30,8 @@ class TlsChannel:
         self._is_agreed = False
         self.is_open = False
         """Whether both ends have shown who they are."""
-
-    def begin(self) -> None:
-        """The client's first words, which `outgoing` then holds."""
-        with self._lock:
-            self._shake_hands()
+        if not is_server:
+            self._shake_hands()  # `outgoing` then holds its first words
 
     def opened(self, data: bytes) -> bytes:
         """What `data` from the wire says, as far as it is complete. `outgoing` may hold an answer.

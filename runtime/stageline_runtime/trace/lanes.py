@@ -56,19 +56,11 @@ class Slice:
     """The plan it belongs to; None for time after the last plan."""
 
 
-def dead_plans(timelines: Sequence[StageTimeline]) -> frozenset[int]:
-    """Plans of which nothing counted. A stage that ran one before it was cancelled is told by the others only."""
-    return frozenset(step.seq for one in timelines for step in one.steps if step.dead)
-
-
-def shown_state(piece: Slice, dead: frozenset[int]) -> str:
-    """What a slice is drawn as: compute that verified drafts as `busy.verify`, compute for nobody as `busy.dead`."""
-    if piece.step is None or not piece.state.startswith(wire.BUSY_PREFIX):
-        return piece.state
-    if piece.step.seq in dead:
-        return f"{wire.BUSY_PREFIX}dead"
-    is_verified = piece.step.drafts and piece.operation == wire.FORWARD
-    return f"{wire.BUSY_PREFIX}verify" if is_verified else piece.state
+def shown_state(piece: Slice) -> str:
+    """What a slice is drawn as: compute that verified drafts as `busy.verify`."""
+    if piece.step is not None and piece.step.drafts and piece.operation == wire.FORWARD:
+        return f"{wire.BUSY_PREFIX}verify" if piece.state.startswith(wire.BUSY_PREFIX) else piece.state
+    return piece.state
 
 
 class ArrowKind(StrEnum):

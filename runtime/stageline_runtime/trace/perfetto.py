@@ -16,7 +16,6 @@ from stageline_runtime.trace.lanes import (
     StageTimeline,
     Window,
     arrows,
-    dead_plans,
     shown_state,
     slices,
 )
@@ -31,8 +30,7 @@ def perfetto_document(timelines: Sequence[StageTimeline], window: Window, *, tit
         track = _track(timeline.stage)
         events.append(_metadata("thread_name", track, {"name": f"stage {timeline.stage}"}))
         events.append(_metadata("thread_sort_index", track, {"sort_index": timeline.stage}))
-    dead = dead_plans(ordered)
-    timed = [_slice_event(piece, window, dead) for timeline in ordered for piece in slices(timeline, window)]
+    timed = [_slice_event(piece, window) for timeline in ordered for piece in slices(timeline, window)]
     inside = [arrow for arrow in arrows(ordered) if _is_inside(arrow, window)]
     for number, arrow in enumerate(inside):
         timed += _flow_events(number, arrow, window)
@@ -49,7 +47,7 @@ def perfetto_json(timelines: Sequence[StageTimeline], window: Window, *, title: 
     return json.dumps(perfetto_document(timelines, window, title=title), separators=(",", ":"))
 
 
-def _slice_event(piece: Slice, window: Window, dead: frozenset[int]) -> dict[str, Any]:
+def _slice_event(piece: Slice, window: Window) -> dict[str, Any]:
     category, _, detail = piece.state.partition(".")
     label = piece.operation if piece.state == f"{WAIT_PREFIX}host" and piece.operation else detail or category
     arguments: dict[str, Any] = {"state": piece.state}
@@ -59,10 +57,9 @@ def _slice_event(piece: Slice, window: Window, dead: frozenset[int]) -> dict[str
         step = piece.step
         arguments |= {"seq": step.seq, "cohort": step.cohort, "rows": step.rows, "tokens": step.tokens}
         arguments |= {"drafts": step.drafts} if step.drafts else {}
-        arguments |= {"dead": True} if step.seq in dead else {}
     return {
         "ph": "X",
-        "name": f"{shown_state(piece, dead).removeprefix(BUSY_PREFIX)} {piece.step.seq}"
+        "name": f"{shown_state(piece).removeprefix(BUSY_PREFIX)} {piece.step.seq}"
         if piece.step is not None and piece.state.startswith(BUSY_PREFIX)
         else label,
         "cat": category,

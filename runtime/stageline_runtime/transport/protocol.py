@@ -11,9 +11,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-FEEDBACK_WIDTH = 4
-"""Columns of a feedback row: generation, `num_sampled`, `num_rejected`, newest token."""
-NUM_SAMPLED_COLUMN, NEWEST_COLUMN = 1, 3
+from stageline_runtime.planning.memory import FEEDBACK_WIDTH as FEEDBACK_WIDTH
+
+NEWEST_COLUMN = 1
+"""Of a feedback row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class PeerLostError(Exception):
 
 
 class Transport(Protocol):
-    """Hidden tensors downstream, feedback from the last stage to the first."""
+    """Hidden tensors downstream, feedback from the last stage to the first. It ends with the process."""
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         """Be ready for plan `seq`'s hidden tensor from the stage before."""
@@ -64,10 +65,7 @@ class Transport(Protocol):
         """Whether the next `send_hidden` has to wait for an earlier one."""
 
     def check(self, seq: int) -> None:
-        """While plan `seq` is on a device, and before what it gave is told; never waits, raises PeerLostError.
-
-        A receive that NCCL gave up ends like any other, without its data.
-        """
+        """While plan `seq` is on a device; never waits, raises PeerLostError. A receive from a lost peer never ends."""
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
         """First stage: be ready for plan `seq`'s sampled rows."""
@@ -77,9 +75,6 @@ class Transport(Protocol):
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
         """Last stage: send sampled rows `[num_rows, FEEDBACK_WIDTH]` to the first stage; raises PeerLostError."""
-
-    def close(self) -> None:
-        """Let go of connections."""
 
 
 class LoopbackTransport:
@@ -114,6 +109,3 @@ class LoopbackTransport:
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
         self._feedback[seq] = rows
-
-    def close(self) -> None:
-        """Nothing to let go of."""

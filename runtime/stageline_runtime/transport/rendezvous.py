@@ -1,34 +1,31 @@
-"""How the stages of one incarnation meet and connect: torch's TCPStore on stage 0, keyed by incarnation and rank.
+"""How a stage joins its peers once it has loaded: over sockets, which the engine's welcome leads to, or over NCCL.
 
-Rank r of every stage meets rank r of the others.
-
-The store listens on the pod's own address alone (a listening socket is handed in, because TCPStore by itself would
-listen on every address of the machine). Process groups are made directly rather than through the global default, so
-that nothing in a stage depends on global state.
+Rank r of every stage meets rank r of the others, so a stage's links carry the same bytes whatever its ranks: each its
+part of a hidden tensor, of which the ranks of the receiving stage gather the whole. Sampled rows cross whole on every
+link, so that each rank of the first stage learns them.
 """
 
 import socket
-from datetime import timedelta
-from typing import Any, cast
+from typing import Final
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch import Tensor
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.contract import PodContract
-from stageline_runtime.plan_bus.challenge import store_name
-from stageline_runtime.plan_bus.messages import TransportKind
+from stageline_runtime.contract import PodContract, read_identity
+from stageline_runtime.plan_bus.messages import BusProtocolError, LinkAddress, TransportKind
+from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.termination import RuntimeFailure
-from stageline_runtime.transport.guarded_store import GuardedStore
-from stageline_runtime.transport.plain_link import PlainReceiver, PlainSender
-from stageline_runtime.transport.plain_ring import join_plain_ring
-from stageline_runtime.transport.plain_transport import PlainTransport
-from stageline_runtime.transport.point_to_point import PointToPointGroup, PointToPointTransport
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport, WireSizes
-from stageline_runtime.transport.secure_link import SecureGroup, SecureReceiver, SecureSender
-from stageline_runtime.transport.secure_ring import join_secure_ring
-from stageline_runtime.transport.staged import StagedTransport
+from stageline_runtime.transport.ring import join_ring
+from stageline_runtime.transport.socket_link import SocketReceiver, SocketSender
+from stageline_runtime.transport.socket_transport import SocketTransport, StagedTransport
+
+GATHER_HIDDEN: Final = "all-gather, hidden"
+PATIENT_STEPS: Final = 10
+"""How many limits of a step a transport waits by itself. The watchdog gives up earlier, unless the other stage says
+that it computes."""
 
 
 def join(
@@ -37,152 +34,71 @@ def join(
     sizes: WireSizes,
     *,
     accelerator: Accelerator | None,
-    next_address: str = "",
+    listener: socket.socket,
+    next_address: LinkAddress | None,
 ) -> Transport:
-    """Meet the other stages and connect. `next_address` is where the next stage is, and only asked for with TLS.
+    """Meet the other stages and connect. `kind` and `next_address` are the engine's words; closes `listener`.
 
     Raises:
         RuntimeFailure: class RendezvousTimeout when not all stages came in time, PeerLost when one came and went.
+        BusProtocolError: the engine's words can't be followed.
     """
-    wire: Transport
-    if contract.config.tls is not None:
-        assert kind is not TransportKind.NCCL, "NCCL has no TLS"
-        if contract.ranks != 1:
-            detail = "spec.network.tls is for stages of one rank only"
-            raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="rendezvous")
-        wire = _join_secure_ring(contract, sizes, next_address)
-        return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
-    try:
-        store = _open_store(contract, timedelta(seconds=contract.config.timeouts.rendezvous_seconds))
-        life = f"{contract.config.model_name}/{contract.group}/{contract.incarnation}"
-        name = f"{store_name(contract.bus_token, life)}/rank-{contract.rank}"
+    with listener:
         if kind is TransportKind.NCCL:
-            assert accelerator is not None, "nccl needs a device on every stage"
-            # Not guarded: NCCL's own threads may ask it at any time, and would wait for the interpreter.
-            return _join_nccl(contract, PrefixStore(name, store), sizes, accelerator)
-        wire = _join_in_clear(contract, GuardedStore(store, contract.bus_token), name, sizes)
-    except RuntimeError as error:
-        raise _failure(contract, str(error).splitlines()[0]) from error
+            return _over_nccl(contract, sizes, accelerator)
+        if next_address is None:
+            raise BusProtocolError(f"Welcome.next_address is missing for stage {contract.stage}")
+        wire = _over_sockets(contract, listener, next_address, sizes)
     return wire if accelerator is None else StagedTransport(wire, accelerator, sizes)
 
 
-def _join_nccl(contract: PodContract, scope: Store, sizes: WireSizes, accelerator: Accelerator) -> Transport:
-    from stageline_runtime.transport.nccl_link import join_nccl  # only where there are devices
+def _over_nccl(contract: PodContract, sizes: WireSizes, accelerator: Accelerator | None) -> Transport:
+    if accelerator is None or contract.config.tls is not None:
+        lack = "no device" if accelerator is None else "spec.network.tls, which NCCL has not"
+        raise BusProtocolError(f"Welcome.transport is nccl, and stage {contract.stage} has {lack}")
+    from stageline_runtime.transport.nccl_meeting import meet_over_nccl  # torch.distributed costs time
 
-    return join_nccl(
-        scope,
-        accelerator,
-        sizes,
-        stage=contract.stage,
-        stage_count=contract.stage_count,
-        timeout_seconds=contract.config.timeouts.rendezvous_seconds,
-        step_timeout_seconds=contract.config.timeouts.step_seconds,
-    )
+    return meet_over_nccl(contract, accelerator, sizes)
 
 
-def _join_in_clear(contract: PodContract, store: GuardedStore, scope: str, sizes: WireSizes) -> Transport:
-    if contract.config.transport == "gloo":
-        return _join_gloo(contract, store, scope, sizes)
-    after, before = join_plain_ring(contract, store, scope)
+def _over_sockets(
+    contract: PodContract, listener: socket.socket, next_address: LinkAddress, sizes: WireSizes
+) -> SocketTransport:
+    if contract.config.tls is not None and contract.ranks != 1:
+        detail = "spec.network.tls is for stages of one rank only"
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="rendezvous")
+    after, before = join_ring(contract, listener, next_address, read_identity(contract.config))
     dtype, width = (torch.int64, FEEDBACK_WIDTH) if contract.stage == 0 else (sizes.dtype, sizes.hidden_size)
-    step_seconds = contract.config.timeouts.step_seconds
-    return PlainTransport(
-        PlainSender(after),
-        PlainReceiver(before, dtype, width, step_seconds),
+    wait_seconds = PATIENT_STEPS * contract.config.timeouts.step_seconds
+    return SocketTransport(
+        SocketSender(after),
+        SocketReceiver(before, dtype, width, wait_seconds),
         stage=contract.stage,
         stage_count=contract.stage_count,
-        step_timeout_seconds=step_seconds,
-        store=store,
+        step_timeout_seconds=wait_seconds,
     )
 
 
-def _join_gloo(contract: PodContract, store: GuardedStore, scope: str, sizes: WireSizes) -> PointToPointTransport:
-    timeouts = contract.config.timeouts
-    groups = [
-        ProcessGroupGloo(
-            PrefixStore(f"{scope}/{name}", store),
-            contract.stage,
-            contract.stage_count,
-            _options(contract, timeouts.rendezvous_seconds),
-        )
-        for name in ("hidden", "feedback")
-    ]
-    return PointToPointTransport(
-        cast(PointToPointGroup, groups[0]),
-        cast(PointToPointGroup, groups[1]),
-        stage=contract.stage,
-        stage_count=contract.stage_count,
-        hidden_size=sizes.hidden_size,
-        dtype=sizes.dtype,
-        step_timeout_seconds=timeouts.step_seconds,
-        store=store,
-    )
+class RankLane:
+    """A `Transport`; `inner` is this rank's lane, for hidden tensors of `hidden_size / ranks.size` columns."""
 
+    def __init__(self, inner: Transport, ranks: RankGroup) -> None:
+        self._inner = inner
+        self._ranks = ranks
+        self.post_hidden = inner.post_hidden
+        self.hidden_has_come = inner.hidden_has_come
+        self.would_block = inner.would_block
+        self.check = inner.check
+        self.post_feedback = inner.post_feedback
+        self.wait_feedback = inner.wait_feedback
+        self.send_feedback = inner.send_feedback
 
-def _join_secure_ring(contract: PodContract, sizes: WireSizes, next_address: str) -> PointToPointTransport:
-    after, before = join_secure_ring(contract, next_address)
-    sender, receiver = SecureSender(after), SecureReceiver(before)
-    is_first, is_last = contract.stage == 0, contract.stage == contract.stage_count - 1
-    return PointToPointTransport(
-        # The first stage receives feedback and the last one sends it; all else is hidden tensors.
-        SecureGroup(None if is_last else sender, None if is_first else receiver),
-        SecureGroup(sender if is_last else None, receiver if is_first else None),
-        stage=contract.stage,
-        stage_count=contract.stage_count,
-        hidden_size=sizes.hidden_size,
-        dtype=sizes.dtype,
-        step_timeout_seconds=contract.config.timeouts.step_seconds,
-    )
+    def wait_hidden(self, seq: int) -> Tensor:
+        """The whole `[num_tokens, hidden_size]` of plan `seq`, once every rank has its part; raises PeerLostError."""
+        parts = self._ranks.all_gather(self._inner.wait_hidden(seq), GATHER_HIDDEN)
+        return parts.movedim(0, 1).flatten(1)
 
-
-def _failure(contract: PodContract, reason: str) -> RuntimeFailure:
-    """Peers that did not come in time, or one that came and went; torch tells them apart by its words alone."""
-    place = f"stage {contract.stage} did not meet its peers at {contract.master_addr}:{contract.master_port}"
-    words = reason.lower()
-    if "timeout" in words or "timed out" in words:
-        limit_seconds = contract.config.timeouts.rendezvous_seconds
-        detail = f"{place} within {limit_seconds:g} s: {reason}"
-        return RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="rendezvous")
-    # The store is of stage 0's first rank, and goes with it.
-    peer = None if contract.stage == 0 else 0
-    return RuntimeFailure(FailureClass.PEER_LOST, f"{place}: {reason}", operation="rendezvous", peer=peer)
-
-
-def _open_store(contract: PodContract, timeout: timedelta) -> TCPStore:
-    if contract.stage != 0 or contract.rank != 0:
-        return TCPStore(
-            contract.master_addr,
-            contract.master_port,
-            contract.stage_count,
-            is_master=False,
-            timeout=timeout,
-            wait_for_workers=False,
-        )
-    try:
-        listener = socket.create_server((contract.pod_ip, contract.master_port), backlog=128)
-    except OSError as error:
-        detail = f"can't listen on {contract.pod_ip}:{contract.master_port}: {error.strerror}"
-        raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
-    return TCPStore(
-        contract.pod_ip,
-        contract.master_port,
-        contract.stage_count,
-        is_master=True,
-        timeout=timeout,
-        wait_for_workers=False,
-        # The store takes the descriptor over and closes it.
-        master_listen_fd=listener.detach(),
-    )
-
-
-def _options(contract: PodContract, timeout_seconds: float) -> Any:
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs leave it out
-    interface = contract.config.network_interface
-    if interface:
-        device = ProcessGroupGloo.create_device(interface=interface)
-    else:
-        device = ProcessGroupGloo.create_device(hostname=contract.pod_ip)
-    options._devices = [device]
-    options._timeout = timedelta(seconds=timeout_seconds)
-    options._threads = 1
-    return options
+    def send_hidden(self, seq: int, hidden: Tensor) -> None:
+        """Send this rank's columns of `[num_tokens, hidden_size]`, which all ranks hold; raises PeerLostError."""
+        width = hidden.shape[1] // self._ranks.size
+        self._inner.send_hidden(seq, hidden[:, self._ranks.rank * width : (self._ranks.rank + 1) * width])

@@ -1,150 +1,169 @@
-"""How stages meet on connections of the runtime's own: a ring, each stage to the next and the last to the first.
+"""How stages meet: a ring of connections, each stage to the next and the last to the first.
 
 Hidden tensors go from stage to stage, feedback from the last to the first, so each stage sends on one connection and
-receives on the other. Each end of a connection proves by the bus's token, over numbers that both draw for that
-connection alone, which stage of which incarnation it is: an address may have been another pod's, and pods of other
-incarnations have the same token and the same certificate. What bytes cross in is the caller's to say (`Wrap`).
+receives on the other. A stage listens before it says hello to the engine, on a free port, and tells it where; the
+engine's welcome tells where the next stage listens. Each end of a connection proves by the bus's token, over numbers
+that both draw for that connection alone, which stage of which incarnation it is: an address may have been another
+pod's, and pods of other incarnations have the same token and the same certificate. With `spec.network.tls` both ends
+show the model's certificate before that; else what crosses is in clear.
 """
 
+import fcntl
 import hmac
+import ipaddress
 import secrets
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.contract import PodContract
 from stageline_runtime.plan_bus.challenge import MOST_STRANGERS, NONCE_BYTES, link_proof
+from stageline_runtime.plan_bus.messages import LinkAddress
 from stageline_runtime.termination import RuntimeFailure
-from stageline_runtime.tls.certificates import words_of
+from stageline_runtime.tls.certificates import PodIdentity, TlsError, words_of
 
 HANDSHAKE_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.1
 _PROOF_BYTES: Final = 64
+_BACKLOG: Final = 128
+_SIOCGIFADDR: Final = 0x8915
+_IFREQ: Final = struct.Struct("16s24x")
+_ADDRESS_AT: Final = slice(20, 24)
+"""Of the IPv4 address in what the kernel answers: behind the name, a family and a port."""
+_INET6: Final = Path("/proc/net/if_inet6")
+_GLOBAL_SCOPES: Final = ("00", "10")
+"""Addresses that need no interface beside them: global ones, and loopback's."""
 
 
 class LinkRefusedError(Exception):
     """The other end of a connection is not the stage that it should be; a sentence without a secret."""
 
 
-class Wrap(Protocol):
-    def __call__(self, connection: socket.socket, *, is_server: bool) -> socket.socket:
-        """What the bytes of a connection cross in; raises LinkRefusedError or OSError and leaves closing to others."""
+def listen(contract: PodContract) -> socket.socket:
+    """What the stage before connects to, on the pod's own address or that of `spec.network.interface`.
+
+    Nobody is answered before the ring is joined.
+
+    Raises:
+        RuntimeFailure: class BadConfig, there is no such interface; Internal, the address can't be listened on.
+    """
+    interface = contract.config.network_interface
+    host = contract.pod_ip if interface is None else address_of(interface)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        detail = f"can't listen on {host}: {error.strerror}"
+        raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """How one stage takes part in the ring."""
+def address_of(interface: str) -> str:
+    """The first address of a network interface, IPv4 before IPv6; raises RuntimeFailure (BadConfig)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, _IFREQ.pack(interface.encode()))
+        return socket.inet_ntoa(answer[_ADDRESS_AT])
+    # It has none of IPv4, or there is no such interface.
+    for line in _INET6.read_text().splitlines() if _INET6.exists() else ():
+        number, _index, _prefix, scope, _flags, name = line.split()
+        if name == interface and scope in _GLOBAL_SCOPES:
+            return str(ipaddress.IPv6Address(bytes.fromhex(number)))
+    raise RuntimeFailure(
+        FailureClass.BAD_CONFIG,
+        f"spec.network.interface {interface}: this pod has no such interface with an address",
+        operation="rendezvous",
+    )
 
-    listen: tuple[str, int]
-    """Where the stage before connects to; port 0 takes a free one."""
-    find_next: Callable[[tuple[str, int]], tuple[str, int]]
-    """Told where this stage listens, says where the next one does."""
-    wrap: Wrap
-    words: str = ""
-    """What an error says after "did not meet stage 1"."""
+
+def link_address(listener: socket.socket) -> LinkAddress:
+    """What a stage tells the engine of its listener."""
+    return LinkAddress(*listener.getsockname()[:2])
 
 
-def join_ring(contract: PodContract, meeting: Meeting) -> tuple[socket.socket, socket.socket]:
+def join_ring(
+    contract: PodContract, listener: socket.socket, next_address: LinkAddress, identity: PodIdentity | None
+) -> tuple[socket.socket, socket.socket]:
     """Connect to the next stage and be connected to by the one before: what to send on, and what to receive from.
+
+    With an `identity` both are in TLS. The caller closes `listener`.
 
     Raises:
         RuntimeFailure: class RendezvousTimeout when one of them did not come in time, or is not taken in.
     """
     deadline = time.monotonic() + contract.config.timeouts.rendezvous_seconds
-    with _Entrance(contract, meeting) as entrance:
-        next_stage = _connect(contract, meeting, meeting.find_next(entrance.address), deadline)
-        try:
+    with _Entrance(contract, listener, identity) as entrance:
+        next_stage = _connect(contract, next_address, identity, deadline)
+        with _closed_on_failure(next_stage):
             return next_stage, entrance.await_stage(deadline)
-        except BaseException:
-            next_stage.close()
-            raise
 
 
-def in_clear(connection: socket.socket, *, is_server: bool) -> socket.socket:  # noqa: ARG001 - both ends are alike
-    """A `Wrap` of nothing."""
-    return connection
-
-
-def _connect(contract: PodContract, meeting: Meeting, there: tuple[str, int], deadline: float) -> socket.socket:
+def _connect(contract: PodContract, there: LinkAddress, identity: PodIdentity | None, deadline: float) -> socket.socket:
     """Try until the next stage takes this one in."""
     next_stage = (contract.stage + 1) % contract.stage_count
     reason = "it does not listen"
     while time.monotonic() < deadline:
         try:
-            return _enter(contract, meeting, there, next_stage)
-        except (LinkRefusedError, OSError) as error:
-            reason = _words_of(error)
+            return _enter(contract, there, identity, next_stage)
+        except (LinkRefusedError, TlsError, OSError) as error:
+            reason = words_of(error)
             time.sleep(_POLL_SECONDS)
-    raise _failure(contract, meeting, next_stage, f"{there[0]}:{there[1]} does not take it in: {reason}")
+    raise _failure(contract, next_stage, f"{there.host}:{there.port} does not take it in: {reason}")
 
 
-def _enter(contract: PodContract, meeting: Meeting, there: tuple[str, int], next_stage: int) -> socket.socket:
-    connection = _wrapped(socket.create_connection(there, timeout=HANDSHAKE_SECONDS), meeting, is_server=False)
-    try:
+def _enter(contract: PodContract, there: LinkAddress, identity: PodIdentity | None, next_stage: int) -> socket.socket:
+    connection = _secured(socket.create_connection(there, timeout=HANDSHAKE_SECONDS), identity, is_server=False)
+    with _closed_on_failure(connection):
         own = secrets.token_bytes(NONCE_BYTES)
         connection.sendall(own)
         numbers = own + _read(connection, NONCE_BYTES)
         connection.sendall(_proof(contract, contract.stage, next_stage, numbers))
         _check_proof(connection, _proof(contract, next_stage, contract.stage, numbers))
-    except BaseException:
-        connection.close()
-        raise
     return connection
 
 
 class _Entrance:
-    """Listens for the stage before, for as long as the block runs; strangers hold nobody up.
+    """Lets the stage before in, for as long as the block runs; strangers hold nobody up.
 
     A block that fails hangs up on the stage that was let in: nobody else would close that connection.
     """
 
-    def __init__(self, contract: PodContract, meeting: Meeting) -> None:
+    def __init__(self, contract: PodContract, listener: socket.socket, identity: PodIdentity | None) -> None:
         self._contract = contract
-        self._meeting = meeting
+        self._listener = listener
+        self._identity = identity
         self._before = (contract.stage - 1) % contract.stage_count
-        self._changed = threading.Condition()
-        self._found: socket.socket | None = None
+        self._came: Future[socket.socket] = Future()
+        """The connection of the stage before; cancelled when nobody is let in any more."""
+        self._coming = threading.Lock()
         self._reason = "nobody came"
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)
-        self._is_over = False
-        host, port = meeting.listen
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
-            detail = f"can't listen on {host}:{port}: {error.strerror}"
-            raise RuntimeFailure(FailureClass.INTERNAL, detail, operation="listen") from error
-        self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, name="ring entrance", daemon=True).start()
 
     def __enter__(self) -> "_Entrance":
+        threading.Thread(target=self._accept, name="ring entrance", daemon=True).start()
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_error: object) -> None:
-        with self._changed:
-            self._is_over = True
-            if failure is not None and self._found is not None:
-                self._found.close()
+        with self._coming:
+            if not self._came.cancel() and failure is not None:
+                self._came.result().close()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
 
     def await_stage(self, deadline: float) -> socket.socket:
         """The connection of the stage before; raises RuntimeFailure."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._found is not None, max(0.0, deadline - time.monotonic()))
-            if self._found is None:
-                reason = f"it did not connect: {self._reason}"
-                raise _failure(self._contract, self._meeting, self._before, reason)
-            return self._found
+        try:
+            return self._came.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            raise _failure(self._contract, self._before, f"it did not connect: {self._reason}") from None
 
     def _accept(self) -> None:
-        while not self._is_over:
+        while not self._came.done():
             try:
                 connection, peer = self._listener.accept()
             except OSError:
@@ -159,37 +178,44 @@ class _Entrance:
     def _let_in(self, connection: socket.socket, address: str) -> None:
         try:
             connection.settimeout(HANDSHAKE_SECONDS)
-            self._take(_wrapped(connection, self._meeting, is_server=True))
-        except (LinkRefusedError, OSError) as error:
-            with self._changed:
-                self._reason = f"{address} was refused: {_words_of(error)}"
+            self._take(_secured(connection, self._identity, is_server=True))
+        except (LinkRefusedError, TlsError, OSError) as error:
+            self._reason = f"{address} was refused: {words_of(error)}"
         finally:
             self._strangers.release()
 
     def _take(self, connection: socket.socket) -> None:
         here = self._contract.stage
-        try:
+        with _closed_on_failure(connection):
             others = _read(connection, NONCE_BYTES)
             own = secrets.token_bytes(NONCE_BYTES)
             connection.sendall(own)
             _check_proof(connection, _proof(self._contract, self._before, here, others + own))
-            with self._changed:
-                if self._is_over or self._found is not None:
+            with self._coming:
+                if self._came.done():
                     raise LinkRefusedError("the stage before is connected already")
                 connection.sendall(_proof(self._contract, here, self._before, others + own))
-                self._found = connection
-                self._changed.notify_all()
-        except BaseException:
-            connection.close()
-            raise
+                self._came.set_result(connection)
 
 
-def _wrapped(connection: socket.socket, meeting: Meeting, *, is_server: bool) -> socket.socket:
-    """Raises LinkRefusedError or OSError; the connection is then closed."""
-    try:
+def _secured(connection: socket.socket, identity: PodIdentity | None, *, is_server: bool) -> socket.socket:
+    """In TLS with an `identity`; raises TlsError or OSError, and closes the connection then."""
+    with _closed_on_failure(connection):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return meeting.wrap(connection, is_server=is_server)
+        if identity is None:
+            return connection
+        context, name = (identity.server, None) if is_server else (identity.client, identity.name)
+        secure = context.wrap_socket(connection, server_side=is_server, server_hostname=name)
+    with _closed_on_failure(secure):  # the other one is no longer open
+        identity.check_name(secure)
+    return secure
+
+
+@contextmanager
+def _closed_on_failure(connection: socket.socket) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         connection.close()
         raise
@@ -216,11 +242,8 @@ def _read(connection: socket.socket, num_bytes: int) -> bytes:
     return found
 
 
-def _words_of(error: LinkRefusedError | OSError) -> str:
-    return words_of(error) if isinstance(error, OSError) else str(error)
-
-
-def _failure(contract: PodContract, meeting: Meeting, peer: int, reason: str) -> RuntimeFailure:
+def _failure(contract: PodContract, peer: int, reason: str) -> RuntimeFailure:
+    words = "" if contract.config.tls is None else " by TLS"
     limit_seconds = contract.config.timeouts.rendezvous_seconds
-    detail = f"stage {contract.stage} did not meet stage {peer}{meeting.words} within {limit_seconds:g} s: {reason}"
+    detail = f"stage {contract.stage} did not meet stage {peer}{words} within {limit_seconds:g} s: {reason}"
     return RuntimeFailure(FailureClass.RENDEZVOUS_TIMEOUT, detail, operation="rendezvous", peer=peer)

@@ -12,26 +12,38 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 import httpx
 
+from stageline_api import ports
 from stageline_api.engine_http import ErrorCode, FinishReason, ModelInfo
+from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
+from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.core_api import AdmittedRequest, AnswerSink
-from stageline_runtime.engine.core_life import CoreLife, RequestLoad
+from stageline_runtime.engine.core_life import MAX_WAITING, CoreLife, RequestLoad
 from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.group.stage_group import StageGroup
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics, Occupancy
 from stageline_runtime.engine.telemetry.tracing import TracedRequests
+from stageline_runtime.engine.text.prompts import PromptReader
 from stageline_runtime.guided.grammar_walk import GrammarWalk, WalkMaker
-from stageline_runtime.guided.json_grammars import GrammarError
+from stageline_runtime.guided.json_grammars import GrammarError, JsonGrammars
+from stageline_runtime.model_facts.foreign_model import read_foreign_model
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.messages import ToStage
+from stageline_runtime.termination import RuntimeFailure
+from stageline_vllm.addresses import http_host
+from stageline_vllm.engine.generate_words import VllmAnswerError
 from stageline_vllm.engine.generation import Generation, VllmServer, generate_one_token
 from stageline_vllm.engine.grammar_words import WorkersGrammars
 from stageline_vllm.engine.prompt_words import asks_for_prompt, most_answer_bytes
 from stageline_vllm.engine.response_reader import LINE_LIMIT_BYTES
+from stageline_vllm.engine.vllm_exchange import VllmUnreachableError
 from stageline_vllm.engine.vllm_figures import VllmFigures, read_figures
-from stageline_vllm.server_key import authorization
+from stageline_vllm.server_key import authorization, server_key
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +75,10 @@ class VllmCore(CoreLife):
     """Implements `EngineCoreApi` over vLLM's HTTP server."""
 
     stalled_words = "vLLM made no step"
+    takes_longer_contexts = True
+    needs_step_plans = False
+    stages_prepare_guides = False
+    """vLLM's worker compiles a grammar for a request that goes before the one that needs it (`grammar_words`)."""
 
     def __init__(
         self,
@@ -98,6 +114,48 @@ class VllmCore(CoreLife):
         self._http = httpx.AsyncClient(timeout=FIGURES_SECONDS, trust_env=False, headers=headers)
 
     # -- life of the engine ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def read_model(model_dir: Path) -> ModelConfig:
+        """As `CoreLife`."""
+        return read_foreign_model(model_dir)
+
+    @classmethod
+    def of(
+        cls,
+        contract: PodContract,
+        info: ModelInfo,
+        metrics: EngineMetrics,
+        tracing: TracedRequests | None,
+        model_dir: Path,
+        prompts: PromptReader,
+    ) -> Self:
+        """Over vLLM's server in the pod of stage 0, which is the engine's own."""
+        grammars = JsonGrammars(model_dir, info.vocab_size, prompts.eos_token_ids)
+        key = server_key(contract.bus_token, contract.group, contract.incarnation)
+        return cls(
+            info,
+            metrics,
+            tracing,
+            VllmServer(http_host(contract.pod_ip), ports.VLLM_HTTP, key, prompts.eos_token_ids, grammars),
+            max_running=contract.config.max_num_seqs,
+            max_waiting=MAX_WAITING,
+            adapters=(adapter.name for adapter in contract.config.lora_adapters),
+            group=contract.group,
+            incarnation=contract.incarnation,
+        )
+
+    async def form(self, group: StageGroup) -> None:
+        """As `CoreLife`; the stages are supervisors of vLLM's nodes."""
+        await group.form_nodes()
+        self.attach(group.broadcast)
+
+    async def run_first_steps(self, _group: StageGroup) -> None:
+        """As `CoreLife`."""
+        try:
+            await self.warm_up()
+        except (VllmUnreachableError, VllmAnswerError) as error:
+            raise RuntimeFailure(FailureClass.INTERNAL, str(error), operation="ask vLLM for a token") from error
 
     def attach(self, send: Callable[[ToStage], None]) -> None:
         """The group stands: vLLM answers on all stages, which are told by `send` whether work is outstanding."""

@@ -24,7 +24,6 @@ from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.guided.json_grammars import JsonGrammars
 from stageline_runtime.sampling.adjustments import Placing, stay
 from stageline_runtime.sampling.device_sampler import sample_on_device
-from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.stage.step.sampling_state import SlotSampling, slot_sampling
 from stageline_vllm.request_draws import RequestDraws, read_draws
 
@@ -183,8 +182,6 @@ def _leave(token: int, logits: Tensor) -> None:
 
 def _drawn(logits: Tensor, rows: list[_Row], bring: Placing) -> Tensor:
     sampling, positions = [row.slot.sampling for row in rows], [row.position for row in rows]
-    if logits.device.type == "cpu":
-        return sample(logits, sampling, positions)
     return sample_on_device(logits, sampling, positions, bring)
 
 

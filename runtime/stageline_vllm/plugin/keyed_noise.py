@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
+from stageline_runtime.sampling.device_sampler import compile_draws
 from stageline_vllm.plugin.keyed_draws import KeyedDraws
 from stageline_vllm.request_draws import read_draws
 
@@ -45,6 +46,8 @@ class KeyedNoise(LogitsProcessor):  # type: ignore[misc]  # vllm has no types wh
         self._samples = stage == parallel.pipeline_parallel_size - 1
         most_at_once = vllm_config.scheduler_config.max_num_seqs
         self._draws = KeyedDraws(Path(model.model), model.get_vocab_size(), most_at_once)
+        if self._samples:
+            compile_draws(model.get_vocab_size(), device)
 
     def is_argmax_invariant(self) -> bool:
         """vLLM: never, the drawn token is what argmax is to find."""

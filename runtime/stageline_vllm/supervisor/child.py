@@ -78,8 +78,12 @@ class VllmChild:
         """Whether it ended the start because of a LoRA adapter."""
         return self._words.adapter_failed
 
+    def starts(self) -> None:
+        """It is not ready yet."""
+        self._words.look_at_start(time.monotonic())
+
     def got_ready(self) -> None:
-        """What it complained of until now did no harm."""
+        """What it complained of while it started did no harm."""
         self._words.forget()
 
     def lives_on(self, steps_done: int) -> None:

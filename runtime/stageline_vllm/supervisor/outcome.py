@@ -115,6 +115,7 @@ class FirstWords:
         self.engine_died = False
         """Its engine core gave up before the node said that a worker had ended: it ends its workers itself."""
         self.adapter_failed = False
+        self._flags_at_start = self._flags()
 
     @property
     def first(self) -> str:
@@ -151,18 +152,35 @@ class FirstWords:
     def look(self, steps_done: int, now_seconds: float) -> None:
         """The node is ready and lives on, and its worker has done this many steps: forget what did no harm."""
         with self._lock:
-            for said in (*self._named, self._last):
-                said.seen = said.seen or (steps_done, now_seconds)
+            self._see(steps_done, now_seconds)
             while self._named and self._forgetting.is_due(self._named[0], steps_done, now_seconds):
                 self._named.popleft()
             if self._forgetting.is_due(self._last, steps_done, now_seconds):
                 self._last = _Said("")
 
-    def forget(self) -> None:
-        """What was said so far did no harm: the node got ready all the same."""
+    def look_at_start(self, now_seconds: float) -> None:
+        """The node is not ready yet: what it has said so far does no harm if it gets ready all the same."""
         with self._lock:
-            self._named.clear()
-            self._last, self.worker_died, self.engine_died, self.adapter_failed = _Said(""), False, False, False
+            self._see(0, now_seconds)
+            self._flags_at_start = self._flags()
+
+    def forget(self) -> None:
+        """The node got ready: forget what had been said when it was last seen not to be.
+
+        What it said since may be what ends it: a worker may get ready and lose a peer between two looks.
+        """
+        with self._lock:
+            self._named = deque(said for said in self._named if said.seen is None)
+            self._last = self._last if self._last.seen is None else _Said("")
+            new = [now and not before for now, before in zip(self._flags(), self._flags_at_start, strict=True)]
+            self.worker_died, self.engine_died, self.adapter_failed = new
+
+    def _see(self, steps_done: int, now_seconds: float) -> None:
+        for said in (*self._named, self._last):
+            said.seen = said.seen or (steps_done, now_seconds)
+
+    def _flags(self) -> tuple[bool, bool, bool]:
+        return self.worker_died, self.engine_died, self.adapter_failed
 
 
 def failure_words(line: str) -> str | None:

@@ -23,10 +23,10 @@ from stageline_api.failures import ExitCode, FailureClass
 from stageline_api.health import Phase
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.contract import PodContract
-from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, StageBus
+from stageline_runtime.plan_bus.bus import BusClosedError, StageBus
 from stageline_runtime.plan_bus.messages import (
+    BusProtocolError,
     CacheSized,
-    Cancel,
     Challenge,
     GroupFailed,
     Loaded,
@@ -222,7 +222,7 @@ class Supervisor:
                 raise group_failure(message, self._contract.stage)
             case Challenge() | Welcome() | CacheSized() | Refused():
                 raise BusProtocolError("a second handshake")
-            case StepPlan() | Cancel() | PrepareGuide():
+            case StepPlan() | PrepareGuide():
                 raise BusProtocolError("a plan for a stage that vLLM schedules")
             case None:
                 pass
@@ -241,9 +241,8 @@ class Supervisor:
         phase = self._workers.phase()
         if phase is WorkerPhase.WARMING:
             self._progress.enter(Phase.WARMING, "vLLM warms up")
-        if phase is not WorkerPhase.READY:
-            return
-        if self._contract.stage == 0 and not self._server_answers():
+        if phase is not WorkerPhase.READY or (self._contract.stage == 0 and not self._server_answers()):
+            child.starts()
             return
         child.got_ready()
         self._progress.enter(Phase.READY)

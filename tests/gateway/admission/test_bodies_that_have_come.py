@@ -6,7 +6,6 @@ from typing import Any, Final
 import pytest
 from starlette.requests import Request
 
-from stageline_gateway.admission.accounts import Held
 from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
 from stageline_gateway.errors import ApiError
 
@@ -29,7 +28,7 @@ def asked(body: bytes, headers: dict[str, str]) -> Request:
 def outcome(body: bytes, headers: dict[str, str], limits: dict[str, int], *, is_here: bool) -> dict[str, object]:
     """What is made of a body, and what is counted then and at its end."""
     memory = BodyMemory(limit_bytes=limits.get("room", 1 << 20), body_limit_bytes=limits.get("body", 1 << 16))
-    memory.account.add(Held.BODY_BYTES, limits.get("taken", 0))
+    memory.held_bytes = limits.get("taken", 0)
     share = BodyShare(limits["share"]) if "share" in limits else None
     seen: dict[str, object] = {}
     memory.begin_reading()

@@ -1,6 +1,5 @@
 """Who may come in, how much each may ask for, and that changed keys count without a restart."""
 
-import asyncio
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from processes.cpu_bounds import CpuBound
 from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
@@ -250,7 +250,7 @@ def test_the_queue_of_a_model_is_bounded(tmp_path: Path, engine: ScriptedEngine,
 
 
 def test_a_draining_gateway_takes_nothing_more(gateway: RunningGateway) -> None:
-    assert gateway.admin.post("/drain").json()["draining"] is True
+    gateway.drain()
     refused = ask(gateway, "free")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
     assert gateway.http.get("/readyz").status_code == gateway.admin.get("/readyz").status_code == 503
@@ -364,14 +364,14 @@ def raw_post(gateway: RunningGateway, name: str, content: bytes) -> httpx.Respon
     return gateway.http.post("/v1/completions", content=content, headers=headers)
 
 
-def test_what_is_refused_counts_as_a_request_too(gateway: RunningGateway) -> None:
+def test_what_is_refused_counts_as_a_request_too(gateway: RunningGateway, cpu_bound: CpuBound) -> None:
     """A key that may ask twice a minute can't have fifty bodies read and checked."""
     before = gateway.loop_seconds()
     statuses = [raw_post(gateway, "slow", BAD_BODIES[index % 4]).status_code for index in range(50)]
     spent = gateway.loop_seconds() - before
     assert set(statuses[:2]) <= {400, 404}, statuses
     assert statuses[2:] == [429] * 48, statuses
-    assert spent < 1.0, f"{spent:.3f} s of the loop"
+    assert cpu_bound.holds(spent, 1.0), f"{spent:.3f} s of the loop"
     held = gateway.admin.get("/status").json()["bodies"]
     assert held["bytes"] == 0
     assert held["most_bytes"] < 16 * 1024, held
@@ -449,27 +449,24 @@ def test_a_key_holds_no_more_than_its_share_of_the_bodies(
 
 @pytest.mark.parametrize(
     "headers",
-    [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"content-type": "text/plain"}],
-    ids=["origin", "fetch metadata", "plain text"],
+    [
+        {},
+        {"x-forwarded-for": "127.0.0.1"},
+        {"forwarded": "for=127.0.0.1"},
+        {"authorization": f"Bearer {SECRETS['free']}"},
+    ],
+    ids=["nothing", "forwarded", "forwarded by the standard", "a client's key"],
 )
-def test_a_web_page_can_not_drain_a_gateway(gateway: RunningGateway, headers: dict[str, str]) -> None:
-    refused = gateway.admin.post("/drain", headers=headers, content=b"{}")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "web_page")
+def test_nobody_drains_a_gateway_by_its_admin_port(gateway: RunningGateway, headers: dict[str, str]) -> None:
+    """A sidecar makes everybody's address this machine's, so no address may open it."""
+    for method in ("POST", "PUT", "DELETE", "PATCH"):
+        for path in ("/drain", "/status", "/metrics", "/accepting"):
+            refused = gateway.admin.request(method, path, headers=headers)
+            assert refused.status_code in (404, 405), (method, path, refused.text)
     assert gateway.admin.get("/status").json()["draining"] is False
 
 
-def test_who_scrapes_a_gateway_can_not_drain_it(tmp_path: Path) -> None:
-    """A network policy lets them to the port of its metrics, and asks for no more than a label of their pods."""
-
-    async def asked_from(address: str) -> list[int]:
-        admin = build_app(GatewaySettings(tmp_path / "endpoints.json")).state.admin
-        transport = httpx.ASGITransport(admin, client=(address, 5000))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            read = await client.get("/metrics")
-            drained = await client.post("/drain")
-            state = await client.get("/status")
-        assert state.json()["draining"] is (drained.status_code == 202)
-        return [read.status_code, drained.status_code]
-
-    assert asyncio.run(asked_from("10.1.2.3")) == [200, 403]
-    assert asyncio.run(asked_from("127.0.0.1")) == [200, 202]
+def test_the_admin_port_answers_nothing_to_web_pages(gateway: RunningGateway) -> None:
+    for headers in ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        refused = gateway.admin.get("/status", headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "web_page")

@@ -11,7 +11,7 @@ import pytest
 
 from processes.gateway_harness import MODEL, RunningGateway
 from processes.scripted_engine import ScriptedEngine
-from stageline_gateway.admission import request_body
+from stageline_gateway.admission import body_sizes, request_body
 from stageline_gateway.endpoints import completions
 from stageline_gateway.large_work import QUICK_BYTES, THREAD_NAME, LargeWork, off_the_loop
 from stageline_runtime.engine.edge.generation import LARGE, ReadingThreads
@@ -144,3 +144,89 @@ def test_an_engine_reads_large_prompts_in_one_thread_and_the_rest_in_another() -
     asyncio.run(run())
     assert (large.most, rest.most) == (1, 1)
     assert (len(large.names), len(rest.names), len(large.names | rest.names)) == (1, 1, 2)
+
+
+def filled(before: str, part: str, after: str) -> bytes:
+    """A body of as many `part`s as are not large by their bytes."""
+    count = (QUICK_BYTES // 2 - len(before) - len(after)) // (len(part) + 1)
+    return (before + ",".join([part] * count) + after).encode()
+
+
+CALL: Final = '{"id":"1","type":"function","function":{"name":"f","arguments":"%s"}}'
+TOOL: Final = '{"type":"function","function":{"name":"f","parameters":{"a":[%s]}}}'
+OF_MANY_PARTS: Final[dict[str, tuple[str, bytes]]] = {
+    "messages": ("/v1/chat/completions", filled('{"user":"u","messages":[', '{"role":"user","content":""}', "]}")),
+    "parts of messages": (
+        "/v1/chat/completions",
+        filled('{"messages":[', '{"role":"user","content":[{"type":"text","text":""}]}', "]}"),
+    ),
+    "calls": (
+        "/v1/chat/completions",
+        filled('{"messages":[', '{"role":"assistant","tool_calls":[%s]}' % (CALL % "{}"), "]}"),
+    ),
+    "tools": (
+        "/v1/chat/completions",
+        filled('{"messages":[{"role":"user","content":"x"}],"tools":[', TOOL % ",".join(["{}"] * 60), "]}"),
+    ),
+    "what one call's arguments hold": (
+        "/v1/chat/completions",
+        filled(
+            f'{{"model":"{MODEL}","messages":[{{"role":"assistant","tool_calls":['
+            + CALL.partition("%s")[0]
+            + '{\\"a\\":[',
+            "{}",
+            ']}"}}]}]}',
+        ),
+    ),
+    "ids": ("/v1/completions", filled('{"prompt":[', "1", "]}")),
+    "turns of Anthropic's clients": (
+        "/v1/messages",
+        filled('{"max_tokens":1,"messages":[', '{"role":"user","content":""}', "]}"),
+    ),
+    "items of a response": ("/v1/responses", filled('{"input":[', '{"role":"user","content":""}', "]}")),
+}
+
+
+@pytest.mark.parametrize("name", OF_MANY_PARTS)
+def test_a_body_of_few_bytes_and_many_parts_is_parsed_and_checked_off_the_loop(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path, body = OF_MANY_PARTS[name]
+    assert len(body) <= QUICK_BYTES, "its bytes would do"
+    beside, on_loop = list[str](), list[str]()
+    parse, work = body_sizes.shape_with_written, body_sizes.held_text_bytes
+
+    def parsing(*given: Any) -> Any:
+        (beside if threading.current_thread().name.startswith(THREAD_NAME) else on_loop).append("parsed")
+        return parse(*given)
+
+    def making(*given: Any) -> Any:
+        beside.append("made")
+        return work(*given)
+
+    monkeypatch.setattr(request_body, "shape_with_written", parsing)
+    monkeypatch.setattr(request_body, "held_text_bytes", making)
+    gateway.http.post(path, content=body, headers={"content-type": "application/json"})
+    if name == "what one call's arguments hold":  # known once it is parsed
+        assert (on_loop, beside) == (["parsed"], ["made"])
+    else:
+        assert on_loop == [], beside
+        assert "parsed" in beside
+
+
+def test_a_usual_chat_with_tools_needs_no_thread(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = list[str]()
+    parse = body_sizes.shape_with_written
+
+    def parsing(*given: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return parse(*given)
+
+    monkeypatch.setattr(request_body, "shape_with_written", parsing)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+    turns = [{"role": "user", "content": "if (a) { b[0] = {}; }\n" * 200}] * 8
+    body = {"model": MODEL, "messages": turns, "tools": [tool] * 8}
+    assert len(json.dumps(body)) > 20_000
+    gateway.http.post("/v1/chat/completions", json=body)
+    assert names
+    assert not any(name.startswith(THREAD_NAME) for name in names), names

@@ -35,7 +35,7 @@ def test_debt_of_tokens_is_paid_back_before_anything_is_let_in(limit: int, spent
     limits = Limits.model_validate({"tokensPerMinute": limit})
     use, now = use_of(limits), 0.0
     for tokens in spent:
-        use.spend(tokens)
+        use.spend(tokens, now)
         if (refused := use.exceeded()) is not None:
             now += refused.retry_after_seconds + 1e-6
             use.follow(limits, now)
@@ -43,6 +43,17 @@ def test_debt_of_tokens_is_paid_back_before_anything_is_let_in(limit: int, spent
     [allowance] = use.allowances(limits, now)
     assert 0 <= allowance.remaining <= limit
     assert allowance.reset_seconds >= 0
+
+
+def test_tokens_that_come_late_are_not_paid_by_the_time_before() -> None:
+    """A request that waited for minutes and then gets many tokens leaves as much debt as one that got them at once."""
+    limits = Limits.model_validate({"tokensPerMinute": 600})
+    use = use_of(limits)
+    use.spend(3000, 300.0)
+    use.follow(limits, 300.0)
+    refused = use.exceeded()
+    assert refused is not None
+    assert 240 <= refused.retry_after_seconds < 241
 
 
 def test_new_limits_keep_what_was_used() -> None:

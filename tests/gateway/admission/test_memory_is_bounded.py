@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processes.cpu_bounds import CpuBound
 from processes.gateway_harness import MODEL, RunningGateway, eventually, group, running_gateway
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
-from stageline_gateway.admission.accounts import Account, Held
-from stageline_gateway.admission.request_body import BodyMemory, BodyShare, HeldBody
+from stageline_gateway.admission.request_body import BodyMemory, HeldBody
 from stageline_gateway.errors import ApiError
 from stageline_gateway.server import http_protocol
 from stageline_gateway.server.http_protocol import GatewayProtocol
@@ -159,7 +159,9 @@ def test_bodies_that_are_still_coming_count_as_open_requests(tmp_path: Path, eng
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
 
 
-def test_a_key_at_its_limit_is_refused_before_it_sends_a_body(tmp_path: Path, engine: ScriptedEngine) -> None:
+def test_a_key_at_its_limit_is_refused_before_it_sends_a_body(
+    tmp_path: Path, engine: ScriptedEngine, cpu_bound: CpuBound
+) -> None:
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: [{name: one, key: sk-0123456789abcdef, requestsPerMinute: 1}]")
     mine = {"authorization": "Bearer sk-0123456789abcdef"}
@@ -180,7 +182,7 @@ def test_a_key_at_its_limit_is_refused_before_it_sends_a_body(tmp_path: Path, en
                 assert b"x-ratelimit-remaining-requests: 0" in told
             spent = gateway.loop_seconds() - before
             assert bodies(gateway) == held, "none of them is read"
-        assert spent < 0.5, f"{spent:.3f} s of the loop for 50 refusals"
+        assert cpu_bound.holds(spent, 0.5), f"{spent:.3f} s of the loop for 50 refusals"
 
 
 def test_connections_are_bounded_in_number(
@@ -247,24 +249,3 @@ def test_a_refusal_holds_nothing_of_what_was_refused() -> None:
     with begun(BodyMemory(limit_bytes=10)) as hold, pytest.raises(ApiError) as refused:
         hold.grow(11)
     assert refused.value.__context__ is None
-
-
-def test_a_refusal_stands_though_another_worker_gives_room_back_meanwhile() -> None:
-    """Else bytes would be given back that were never counted."""
-    account = Account([0] * len(Held) * 2, processes=2)
-    others = Held.BODY_BYTES * 2 + 1
-    account.held[others] = 90
-
-    class GivenBackMeanwhile(BodyMemory):
-        def _add(self, size_bytes: int, share: BodyShare | None) -> None:
-            super()._add(size_bytes, share)
-            if size_bytes < 0:
-                account.held[others] = 0
-
-    memory = GivenBackMeanwhile(limit_bytes=100, account=account)
-    with pytest.raises(ApiError) as refused:
-        memory.take(20)
-    assert refused.value.status == 503
-    assert memory.held_here_bytes == 0
-    memory.take(20)
-    assert memory.held_here_bytes == 20

@@ -1,7 +1,7 @@
-"""A shared connection that ends, never opens or says nothing costs its requests no more than one of their own would."""
+"""A shared connection that ends, never opens or says nothing costs its requests no more than is lost."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -9,9 +9,8 @@ import pytest
 from processes.gateway_harness import group
 from stageline_api.engine_http import Admitted, Delta, Finished, FinishReason, GenerateRequest, TextPrompt
 from stageline_api.multiplexing import MULTIPLEXED_PATH, Word, client_line
-from stageline_gateway.engine_client import connection_pool
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
-from stageline_gateway.engine_client.incoming_lines import IncomingLines
+from stageline_gateway.engine_client.incoming_lines import IncomingLines, Pause
 from stageline_gateway.engine_client.run_events import EngineEvent, EngineLostError, LossKind
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
@@ -24,13 +23,14 @@ ANSWER = [
     Delta(text="a", token_ids=(1,)),
     Finished(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1),
 ]
+REQUEST = GenerateRequest(request_id="r", prompt=TextPrompt(text="x"))
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 """What an engine does on one connection, behind the request's head."""
 
 
 def lines(prefix: bytes = b"") -> bytes:
     """A whole answer in a chunk."""
-    content = b"".join(prefix + event.model_dump_json().encode() + b"\n" for event in ANSWER)
+    content = b"".join(prefix + event.to_json() + b"\n" for event in ANSWER)
     return b"%x\r\n%b\r\n" % (len(content), content)
 
 
@@ -71,7 +71,7 @@ async def falls_deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     """Begins the first answer and says nothing more."""
     writer.write(HEAD)
     await reader.readuntil(b"open 0 ")
-    content = b"".join(b"0 " + event.model_dump_json().encode() + b"\n" for event in ANSWER[:2])
+    content = b"".join(b"0 " + event.to_json() + b"\n" for event in ANSWER[:2])
     writer.write(b"%x\r\n%b\r\n" % (len(content), content))
     await reader.read()
 
@@ -85,24 +85,20 @@ def says(content: bytes) -> Serve:
 
 
 class Engine:
-    """Serves its shared connections as told, one after another, the last way again and again; and all others well."""
+    """Serves its connections as told, one after another, the last way again and again."""
 
     def __init__(self, *shared: Serve) -> None:
         self._ways = shared
-        self.num_shared = self.num_apart = 0
+        self.num_shared = 0
+        self.server: asyncio.Server | None = None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(f"POST {MULTIPLEXED_PATH} ".encode()):
-                way = self._ways[min(self.num_shared, len(self._ways) - 1)]
-                self.num_shared += 1
-                await way(reader, writer)
-            else:
-                self.num_apart += 1
-                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
-                writer.write(HEAD + lines() + b"0\r\n\r\n")
-                await writer.drain()
+            assert head.startswith(f"POST {MULTIPLEXED_PATH} ".encode()), head
+            way = self._ways[min(self.num_shared, len(self._ways) - 1)]
+            self.num_shared += 1
+            await way(reader, writer)
         writer.close()
 
 
@@ -116,7 +112,7 @@ class Asker:
     ) -> list[EngineEvent]:
         seen: list[EngineEvent] = []
         request = GenerateRequest(request_id="r", prompt=TextPrompt(text=text))
-        await self.client.generate(self.address, request, seen.extend, on_open, shares=True)
+        await self.client.generate(self.address, request, seen.extend, on_open)
         return seen
 
     async def loss(self, on_open: Callable[[IncomingLines], None] = lambda _: None) -> EngineLostError:
@@ -128,7 +124,7 @@ class Asker:
 @asynccontextmanager
 async def asking(engine: Engine, idle_seconds: float = 600.0) -> AsyncIterator[Asker]:
     """Whoever would wait for `idle_seconds` fails by the bound of two minutes."""
-    server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+    server = engine.server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     asker = Asker(EngineAddress(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), idle_seconds)
     try:
         async with asyncio.timeout(120):
@@ -225,17 +221,6 @@ def test_one_that_falls_deaf_within_an_answer_takes_no_more_requests() -> None:
     assert engine.num_shared == 2
 
 
-def test_one_that_ended_before_an_engine_that_shares_none_costs_no_request() -> None:
-    engine = Engine(answers_once, says(b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\nsorr"))
-
-    async def run() -> None:
-        async with asking(engine) as asker:
-            assert [await asker.ask() for _ in range(2)] == [ANSWER] * 2
-
-    asyncio.run(run())
-    assert (engine.num_shared, engine.num_apart) == (2, 1)
-
-
 def test_one_that_is_closed_in_the_turn_that_opened_it_is_lost_at_once() -> None:
     async def run() -> None:
         async with asking(Engine(says_nothing)) as asker:
@@ -304,7 +289,7 @@ def test_an_engine_that_does_not_read_is_not_written_to_without_end() -> None:
     async def run() -> None:
         async with asking(engine) as asker:
             asked: list[asyncio.Task[object]] = []
-            while not engine.num_apart:
+            while engine.num_shared < 2:
                 assert len(asked) < 2000, "100 MB were written to an engine that reads none"
                 asked.append(asyncio.create_task(asker.ask("x" * 50_000)))
                 await asyncio.wait(asked[-1:], timeout=0.001)
@@ -322,18 +307,56 @@ async def reads_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 @pytest.mark.parametrize("status", [b"404 Not Found", b"502 Bad Gateway"])
-def test_where_something_knows_no_shared_connections_each_request_has_its_own(
-    status: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(says(b"HTTP/1.1 %b\r\ncontent-length: 4\r\n\r\nsorr" % status), answers)
+def test_one_that_is_refused_is_a_loss_that_names_the_status(status: bytes) -> None:
+    async def run() -> None:
+        async with asking(Engine(says(b"HTTP/1.1 %b\r\ncontent-length: 4\r\n\r\nsorr" % status), answers)) as asker:
+            loss = await asker.loss()
+            assert (loss.kind, loss.message) == (
+                LossKind.PROTOCOL,
+                f"The engine answered with status {status[:3].decode()}.",
+            )
+            assert await asker.ask() == ANSWER
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_ends_over_a_request_on_a_used_connection_counts_as_lost() -> None:
+    """Not as one that never got it: the request may be what ended it."""
+
+    async def answers_once_and_is_gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answers_once(reader, writer)
+        assert engine.server is not None
+        engine.server.close()
+
+    engine = Engine(answers_once_and_is_gone)
 
     async def run() -> None:
         async with asking(engine) as asker:
-            assert [await asker.ask() for _ in range(3)] == [ANSWER] * 3
-            assert (engine.num_shared, engine.num_apart) == (1, 3)
-            monkeypatch.setattr(connection_pool, "APART_SECONDS", 0.0)
-            asker.client._pool.keep_apart(asker.address)
             assert await asker.ask() == ANSWER
-            assert (engine.num_shared, engine.num_apart) == (2, 3)
+            assert (await asker.loss()).kind is LossKind.CONNECTION_LOST
 
     asyncio.run(run())
+    assert engine.num_shared == 1
+
+
+def test_events_of_one_read_come_at_once_and_wait_for_a_slow_reader() -> None:
+    taken: list[int] = []
+    rested = 0
+
+    async def rest() -> None:
+        nonlocal rested
+        await asyncio.sleep(0.01)
+        rested += 1
+
+    def take(events: Sequence[EngineEvent]) -> Pause | None:
+        assert rested == len(taken), "more was given before the pause was over"
+        taken.append(len(events))
+        return rest
+
+    async def run() -> None:
+        async with asking(Engine(answers)) as asker:
+            await asker.client.generate(asker.address, REQUEST, take)
+
+    asyncio.run(run())
+    assert (sum(taken), rested) == (len(ANSWER), len(taken)), taken
+    assert len(taken) == 1, f"one read was given in parts: {taken}"

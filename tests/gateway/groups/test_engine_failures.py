@@ -218,14 +218,6 @@ def test_idle_groups_take_turns(gateway: RunningGateway, engine: ScriptedEngine,
     assert len(engine.requests) == len(other_engine.requests) == 3
 
 
-def test_an_answer_in_two_halves_of_a_line_is_read_whole(gateway: RunningGateway, engine: ScriptedEngine) -> None:
-    lines = b"".join(s.event.model_dump_json().encode() + b"\n" for s in answer("a", "b") if isinstance(s, Say))
-    engine.multiplexes = False  # there each of these would be a line of its own
-    engine.script = lambda _: [Raw(lines[i : i + 7]) for i in range(0, len(lines), 7)]
-    answered = gateway.http.post("/v1/completions", json=BODY)
-    assert answered.json()["choices"][0]["text"] == "ab"
-
-
 def test_a_bug_in_the_gateway_ends_a_stream_with_an_error_event(
     gateway: RunningGateway, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,14 +281,6 @@ def test_a_request_that_ends_three_groups_in_a_row_is_sent_to_no_fourth(
         assert gateway.sample("stageline_gateway_resumes_total", model_name=MODEL, outcome="exhausted") == 2
         engine.script = other_engine.script = lambda _: answer("well")
         assert gateway.http.post("/v1/completions", json=BODY).status_code == 200
-
-
-def test_a_gateway_from_before_reads_every_end_but_that_of_who_waited() -> None:
-    known = {"type", "message", "is_final", "is_suspect"}
-    ends = [Failed(message="m"), Failed(message="m", is_final=True), Failed(message="m", is_suspect=True)]
-    assert [set(json.loads(end.model_dump_json())) for end in ends] == [known] * 3
-    waited = Failed(message="m", was_waiting=True)
-    assert Failed.model_validate_json(waited.model_dump_json()) == waited
 
 
 def test_a_request_that_waited_while_its_groups_ended_is_not_taken_for_their_end(

@@ -82,19 +82,7 @@ def test_a_group_whose_engine_is_full_of_others_requests_is_passed_over(two: Two
     assert len(engines[1 - taken].requests) == 1, "sixteen of another gateway's requests run there"
 
 
-def test_an_engine_that_knows_no_names_is_told_none(
-    gateway: RunningGateway, engine: ScriptedEngine, other_engine: ScriptedEngine
-) -> None:
-    gateway.serve(group(engine.url, 0), group(other_engine.url, 1))
-    eventually(lambda: min(engine.probes, other_engine.probes) >= 3, "not probed")
-    ask(gateway, PROMPT)
-    [request] = [*engine.requests, *other_engine.requests]
-    assert request.prefixes == ()
-    assert [*engine.asked, *other_engine.asked] == []
-
-
 def test_the_only_group_of_a_model_is_told_none(gateway: RunningGateway, engine: ScriptedEngine) -> None:
-    engine.held = ()
     gateway.serve(group(engine.url, 0))
     eventually(lambda: engine.probes >= 3, "not probed")
     ask(gateway, PROMPT)

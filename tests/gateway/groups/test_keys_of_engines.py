@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from processes.scripted_core_server import until
 from processes.scripted_engine import ScriptedEngine
 from stageline_api.engine_access import KEYS_ENTRY, KEYS_SECRET
 from stageline_gateway.engine_key import EngineKey
+from stageline_gateway.groups import discovery_kubernetes
 from stageline_gateway.groups.backends import DiscoveredGroups
 from stageline_gateway.groups.discovery_kubernetes import KubernetesDiscovery
 from stageline_gateway.settings import GatewaySettings
@@ -84,12 +86,14 @@ def looks(api: FakeKubeApi, since: int = 0) -> int:
 async def following(key: EngineKey) -> Any:
     """Discovery in a cluster, which reads the key too."""
     discovery = KubernetesDiscovery("here", DiscoveredGroups("here"), 1, key)
-    watch = asyncio.create_task(discovery.run())
-    try:
-        yield
-    finally:
-        watch.cancel()
-        await asyncio.gather(watch, return_exceptions=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery_kubernetes, "KNOWN_KEY_SECONDS", 0.2)
+        watch = asyncio.create_task(discovery.run())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
 
 def test_in_a_cluster_the_namespaces_secret_is_read_when_it_comes_and_when_it_changes(api: FakeKubeApi) -> None:
@@ -107,6 +111,24 @@ def test_in_a_cluster_the_namespaces_secret_is_read_when_it_comes_and_when_it_ch
             await until(lambda: looks(api, since=asked) > 1, "it looks again")
             assert key.authorization == f"Bearer {NEW}", "engines that run still take it"
 
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("api")
+def test_discovery_that_fails_unexpectedly_leaves_nothing_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started again, and would be there twice."""
+
+    def fail(*_: object) -> None:
+        raise LookupError("nobody thought of this")
+
+    async def run() -> None:
+        with pytest.raises((LookupError, ExceptionGroup)) as raised:
+            await KubernetesDiscovery("here", DiscoveredGroups("here"), 1, EngineKey()).run()
+        assert "nobody thought of this" in "".join(traceback.format_exception(raised.value))
+        left = [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+        assert left == []
+
+    monkeypatch.setattr(DiscoveredGroups, "accept", fail)
     asyncio.run(run())
 
 

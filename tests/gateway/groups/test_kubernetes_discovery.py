@@ -213,6 +213,57 @@ def test_an_api_server_that_fails_empties_nothing(api: FakeKubeApi, watching: Ru
     eventually(lambda: watching.sample(STALE, namespace="here") == 0, "it never recovered")
 
 
+UNREADABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "a status that is a text": (PODS, pod("odd", 1, 1) | {"status": "a string"}),
+    "conditions that are texts": (PODS, pod("odd", 1, 1) | {"status": {"podIP": "10.0.0.9", "conditions": ["Ready"]}}),
+    "an address that is a number": (PODS, pod("odd", 1, 1) | {"status": {"podIP": 7}}),
+    "annotations that are a list": (PODS, pod("odd", 1, 1, annotations=["a"])),
+    "a spec that is null": (MODELS, model("odd") | {"spec": None}),
+    "adapters that are texts": (MODELS, model("odd") | {"spec": {"engine": {"loraAdapters": ["pirate"]}}}),
+    "timeouts that are a text": (MODELS, model("odd") | {"spec": {"timeouts": "long"}}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "comes"),
+    [(name, "later") for name in UNREADABLE] + [("a status that is a text", "first"), ("a spec that is null", "first")],
+)
+def test_an_object_that_makes_no_sense_keeps_no_other_from_being_read(
+    api: FakeKubeApi, watching: RunningGateway, caplog: pytest.LogCaptureFixture, name: str, comes: str
+) -> None:
+    path, odd = UNREADABLE[name]
+    if comes == "first":
+        api.put(path, odd)
+    api.put(MODELS, model())
+    api.put(PODS, pod("a", 0, 1))
+    shows(watching, ("tiny", 0, 1))
+    api.put(path, odd)
+    eventually(lambda: watching.sample(STALE, namespace="here") == 1, "nobody said that it can't be read")
+    for round_ in range(2, 4):  # as events, and by listing anew
+        api.put(PODS, pod("b", 2, round_))
+        shows(watching, ("tiny", 0, 1), ("tiny", 2, round_))
+        api.expire()
+    said = [record.getMessage() for record in caplog.records if "odd makes no sense" in record.getMessage()]
+    assert said, [record.getMessage() for record in caplog.records]
+    api.delete(path, "odd")
+    eventually(lambda: watching.sample(STALE, namespace="here") == 0, "it never recovered")
+
+
+def test_of_an_object_that_makes_no_sense_the_last_good_version_is_used(
+    api: FakeKubeApi, watching: RunningGateway
+) -> None:
+    api.put(MODELS, model())
+    api.put(PODS, pod("a", 0, 1))
+    shows(watching, ("tiny", 0, 1))
+    api.put(MODELS, model() | {"spec": None})
+    eventually(lambda: watching.sample(STALE, namespace="here") == 1, "nobody said that it can't be read")
+    api.expire()
+    api.put(PODS, pod("b", 1, 1))
+    shows(watching, ("tiny", 0, 1), ("tiny", 1, 1))
+    api.put(MODELS, model())
+    eventually(lambda: watching.sample(STALE, namespace="here") == 0, "it never recovered")
+
+
 def test_an_event_that_makes_no_sense_ends_no_watch(api: FakeKubeApi, watching: RunningGateway) -> None:
     api.put(MODELS, model())
     api.put(PODS, pod("a", 0, 1))

@@ -1,7 +1,9 @@
 """The names of a prompt's beginnings: the same for the same beginning, others for all that a cache keeps apart."""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stageline_api.engine_http import (
     MAX_PREFIXES,
@@ -20,7 +22,7 @@ def names(prompt: Prompt, salt: str | None = None, adapter: str | None = None) -
     request = GenerateRequest(request_id="r", prompt=prompt, cache_salt=salt, adapter=adapter)
     prefixes = prefixes_of(request)
     # As an engine would read them.
-    GenerateRequest.model_validate_json(request.model_copy(update={"prefixes": prefixes}).model_dump_json())
+    GenerateRequest.from_json(structs.replace(request, prefixes=prefixes).to_json())
     shares = [share for _, share in prefixes]
     assert shares == sorted(set(shares)), "the shortest first"
     return [name for name, _ in prefixes]
@@ -29,7 +31,7 @@ def names(prompt: Prompt, salt: str | None = None, adapter: str | None = None) -
 def chat(*contents: str, **fields: object) -> ChatPrompt:
     roles = ("system", *("user", "assistant") * len(contents))
     messages = tuple(ChatMessage(role=role, content=text) for role, text in zip(roles, contents, strict=False))
-    return ChatPrompt.model_validate({"messages": messages, **fields})
+    return msgspec.convert({"kind": "chat", "messages": messages, **fields}, ChatPrompt)
 
 
 TEXTS = st.text(max_size=3000)

@@ -79,7 +79,7 @@ def chosen_of(rows: list[Row], wish: Wish) -> Row:
     keyed = list(zip(map(identity, groups), rows, strict=True))
     loads = {key: Load(10 * row.own, row.own, row.own) for key, row in keyed}
     accounts = {
-        key: EngineAccount(row.slots, row.from_others, True, frozenset(name for name, _ in PREFIXES[: row.held]))
+        key: EngineAccount(row.slots, row.from_others, frozenset(name for name, _ in PREFIXES[: row.held]))
         for key, row in keyed
     }
     chosen = choose(groups, loads, wish, accounts)
@@ -111,7 +111,7 @@ def spread(groups: int, requests: int, slots: int, wish: Wish) -> list[int]:
     endpoints = groups_of(groups)
     ledger, accounts = Ledger(), EngineAccounts()
     for each in endpoints:
-        accounts.take(identity(each), EngineAccount(slots, tells_prefixes=True), 0.0)
+        accounts.take(identity(each), EngineAccount(slots), 0.0)
     with ExitStack() as running:
         for _ in range(requests):
             chosen = choose(endpoints, ledger.loads, wish, accounts.known)

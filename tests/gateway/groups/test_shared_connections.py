@@ -1,10 +1,12 @@
 """Requests to one engine share a connection: each has its own answer, and nobody pays for another's but by its end."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from typing import Any
 
+import msgspec
 import pytest
 
 from processes.gateway_harness import eventually
@@ -19,8 +21,8 @@ from stageline_api.engine_http import (
     SamplingParams,
     TextPrompt,
 )
-from stageline_api.multiplexing import MOST_LINE_BYTES, Word
-from stageline_gateway.engine_client import connection_pool, multiplexed
+from stageline_api.multiplexing import MOST_LINE_BYTES, QUICK_LINE_BYTES, Word
+from stageline_gateway.engine_client import engine_connections
 from stageline_gateway.engine_client.engine_connection import EngineConnection
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_client.incoming_lines import Pause
@@ -31,7 +33,7 @@ from stageline_gateway.engine_trust import EngineAddress
 ADMITTED = Say(Admitted(prompt_tokens=1))
 
 
-def asked(name: str, text: str = "x", **sampling: int) -> GenerateRequest:
+def asked(name: str, text: str = "x", **sampling: Any) -> GenerateRequest:
     return GenerateRequest(request_id=name, prompt=TextPrompt(text=text), sampling=SamplingParams(**sampling))
 
 
@@ -51,7 +53,7 @@ class Asker:
         return text_of(await self.ask(asked(name)))
 
     async def take(self, request: GenerateRequest, take: Callable[[Sequence[EngineEvent]], Pause | None]) -> None:
-        await self.client.generate(EngineAddress(self.engine.url), request, take, shares=True)
+        await self.client.generate(EngineAddress(self.engine.url), request, take)
 
 
 def text_of(events: Sequence[EngineEvent]) -> str:
@@ -82,7 +84,7 @@ async def until(condition: Callable[[], object]) -> None:
 @contextmanager
 def idle_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Iterator[None]:
     with monkeypatch.context() as patched:
-        patched.setattr(connection_pool, "IDLE_SECONDS", seconds)
+        patched.setattr(engine_connections, "IDLE_SECONDS", seconds)
         yield
 
 
@@ -207,8 +209,8 @@ def test_one_that_ends_between_two_looks_costs_no_request(
 def test_it_is_closed_when_it_has_rested(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask(asker: Asker) -> None:
         await asker.text("a")
-        assert len(asker.client._pool._shared) == 1
-        await until(lambda: not asker.client._pool._shared)
+        assert len(asker.client._connections._shared) == 1
+        await until(lambda: not asker.client._connections._shared)
         await asker.text("b")
 
     with idle_seconds(monkeypatch, 0.05):
@@ -261,20 +263,49 @@ def test_a_line_of_no_stream_ends_the_connection(engine: ScriptedEngine) -> None
     assert engine.num_shared == 2
 
 
-def test_what_is_long_has_a_connection_to_itself(engine: ScriptedEngine) -> None:
+def test_what_is_long_shares_a_connection_of_its_own(engine: ScriptedEngine) -> None:
     long = [
-        asked("body", "x" * MOST_LINE_BYTES),
+        asked("body", "x" * QUICK_LINE_BYTES),
         asked("logprobs", top_logprobs=5),
         asked("echo", prompt_told=0),
     ]
 
     async def ask(asker: Asker) -> None:
+        assert await asker.text("short") == "Hello world"
         for request in long:
             assert text_of(await asker.ask(request)) == "Hello world"
+        assert await asker.text("short again") == "Hello world"
 
     use(engine, ask)
-    assert engine.num_shared == 0
-    assert [request.request_id for request in engine.requests] == ["body", "logprobs", "echo"]
+    assert engine.num_shared == 2
+    opened = [line.stream for line in engine.said_on_shared if line.word is Word.OPEN]
+    assert opened == [0, 0, 1, 2, 1]
+
+
+def test_what_no_engine_would_read_is_refused_before_it_is_sent(engine: ScriptedEngine) -> None:
+    async def ask(asker: Asker) -> None:
+        assert text_of(await asker.ask(asked("fits", "x" * (MOST_LINE_BYTES - 1000)))) == "Hello world"
+        with pytest.raises(EngineRefusedError) as refused:
+            await asker.ask(asked("too long", "x" * MOST_LINE_BYTES))
+        assert refused.value.error.code is ErrorCode.INVALID_VALUE
+        assert f"at most {MOST_LINE_BYTES}" in refused.value.error.message
+
+    use(engine, ask)
+    assert [request.request_id for request in engine.requests] == ["fits"]
+
+
+def test_fields_that_this_version_does_not_know_are_ignored(engine: ScriptedEngine) -> None:
+    def newer(step: Step) -> Step:
+        assert isinstance(step, Say)
+        event = msgspec.to_builtins(step.event) | {"of_a_newer_version": {"is": [1]}}
+        return Raw(json.dumps(event).encode() + b"\n")
+
+    engine.script = lambda _: [newer(step) for step in answer("Hello", " world")]
+
+    async def ask(asker: Asker) -> None:
+        assert await asker.text("a") == "Hello world"
+
+    use(engine, ask)
 
 
 def test_who_opens_it_and_leaves_takes_it_from_nobody(engine: ScriptedEngine) -> None:
@@ -343,123 +374,3 @@ def test_a_silent_engine_is_left_though_others_streams_go_on(engine: ScriptedEng
     use(engine, ask)
     assert engine.num_shared == 1
     eventually(lambda: engine.left_early == ["silent"], lambda: f"{engine.left_early}")
-
-
-class Clock:
-    """In place of the module `time`; giving out a line's stream takes what it is told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-async def never() -> EngineConnection:
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-def resting(
-    clock: Clock, num_streams: int, took: float, period: float = multiplexed.PERIOD_SECONDS
-) -> tuple[multiplexed.MultiplexedConnection, list[bytes]]:
-    """A connection whose giving out takes `took` seconds for all of its streams, and what it gives out."""
-    connection = multiplexed.MultiplexedConnection(never, "engine", "", 1.0, lambda _: None, period)
-    given: list[bytes] = []
-
-    def bring(events: list[bytes], _at: float) -> None:
-        clock.now += took / num_streams
-        given.extend(events)
-
-    for _ in range(num_streams):
-        vars(connection.stream())["bring"] = bring
-    return connection, given
-
-
-def rest_of(connection: multiplexed.MultiplexedConnection, lines: list[bytes]) -> float:
-    """Seconds for which nothing is given out after these."""
-    pause = connection._give_out(lines)
-    return pause.args[0] if isinstance(pause, partial) else 0.0
-
-
-@pytest.mark.parametrize(
-    ("took", "since", "lines_each", "rest"),
-    [
-        (0.001, 0.002, 1, 0.0),
-        (0.003, 0.004, 1, 0.003),
-        (0.030, 0.040, 1, multiplexed.MOST_REST_SECONDS),
-        (0.0001, 0.0002, 5, 0.0),
-        (0.001, 0.010, 5, multiplexed.PERIOD_SECONDS - 0.001),
-        (0.003, 0.011, 2, multiplexed.PERIOD_SECONDS - 0.003),
-        (0.006, 0.016, 2, multiplexed.LEAST_REST_SECONDS),
-        (0.003, 0.013, 2, 0.003),
-    ],
-    ids=[
-        "short",
-        "long",
-        "very-long",
-        "trifle-in-two-reads",
-        "behind-of-few",
-        "behind",
-        "behind-of-many",
-        "what-a-rest-brings",
-    ],
-)
-def test_after_giving_out_for_long_nothing_is_given_out_for_as_long_or_longer(
-    monkeypatch: pytest.MonkeyPatch, took: float, since: float, lines_each: int, rest: float
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(multiplexed, "time", clock)
-
-    async def run() -> None:
-        connection, given = resting(clock, 2, took)
-        rest_of(connection, [b"0 first", b"1 first"])
-        clock.now += since - took
-        lines = [b"%d %d" % (stream, line) for line in range(lines_each) for stream in (0, 1)]
-        assert rest_of(connection, lines) == pytest.approx(rest)
-        assert given[2:] == [b"%d" % line for _ in (0, 1) for line in range(lines_each)]
-        connection.close()
-
-    asyncio.run(run())
-
-
-def test_one_of_two_that_share_a_core_gives_out_half_as_often_when_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, period = Clock(), 2 * multiplexed.PERIOD_SECONDS
-    monkeypatch.setattr(multiplexed, "time", clock)
-
-    async def run() -> None:
-        connection, _ = resting(clock, 2, 0.003, period)
-        rest_of(connection, [b"0 first", b"1 first"])
-        clock.now += period
-        assert rest_of(connection, [b"0 a", b"1 b"] * 10) == pytest.approx(period - 0.003)
-        clock.now += period
-        assert rest_of(connection, [b"0 a", b"1 b"]) == pytest.approx(0.003), "not behind, so as alone"
-        connection.close()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("step_seconds", [0.004, 0.005, 0.0055, 0.007, 0.010])
-def test_a_gateway_that_has_time_rests_no_longer_than_it_took_after_one_late_turn(
-    monkeypatch: pytest.MonkeyPatch, step_seconds: float
-) -> None:
-    """A rest brings the tokens of several steps to the next read; that alone is no reason for another."""
-    clock, took = Clock(), step_seconds / 3
-    monkeypatch.setattr(multiplexed, "time", clock)
-    monkeypatch.setattr(multiplexed, "SHORT_SECONDS", 0.001)
-
-    async def run() -> None:
-        connection, _ = resting(clock, 100, took)
-        rests, steps_told = [], 0
-        for turn in range(40):
-            clock.now += 0.012 if turn == 20 else 0.0
-            next_step = 100.0 + (steps_told + 1) * step_seconds
-            clock.now = max(clock.now, next_step)
-            steps = int((clock.now - 100.0) / step_seconds + 1e-9) - steps_told
-            steps_told += steps
-            rests.append(rest_of(connection, [b"%d x" % stream for stream in range(100)] * steps))
-            clock.now += rests[-1]
-        assert rests[-10:] == pytest.approx([took] * 10), rests
-        connection.close()
-
-    asyncio.run(run())

@@ -22,7 +22,7 @@ from processes.scripted_engine import ScriptedEngine
 from stageline_gateway.server import http_protocol
 from stageline_gateway.settings import GatewaySettings
 
-EXAMPLES = 200 * fuzz_effort.FACTOR
+EXAMPLES = 25 * fuzz_effort.FACTOR
 PATIENCE_SECONDS = 0.1
 """How long the gateway waits for headers and bodies that never end."""
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from oracles.tokenizer_models import write_byte_level
 from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
-from processes.scripted_engine import Refuse, Say, ScriptedEngine, answer
+from processes.scripted_engine import Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import (
     Admitted,
     ChatPrompt,
@@ -21,11 +22,14 @@ from stageline_api.engine_http import (
     Failed,
     Finished,
     FinishReason,
+    GenerateRequest,
     ThoughtStart,
     ToolCallFormat,
 )
 from stageline_gateway.settings import GatewaySettings
+from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.chat_template import no_tool_format
+from stageline_runtime.engine.text.prompts import PromptReader
 
 ASK: dict[str, Any] = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Rain?"}]}
 TOOL: dict[str, Any] = {
@@ -171,7 +175,7 @@ def test_an_answer_goes_on_with_the_assistants_last_words(
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [TOOL | {"type": "custmo"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "tool", "name": "absent"}, "tools": [TOOL]}, "tool_choice.name"),
         ({"tools": [TOOL, TOOL]}, "'tools[1].name'"),
         ({"system": "S", "messages": [*ASK["messages"], *MANY_CALLS]}, "'messages[2].content'"),
@@ -219,6 +223,50 @@ def test_the_engines_refusals_and_failures_have_that_form_too(gateway: RunningGa
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
 
 
+@pytest.mark.parametrize(
+    ("words", "max_tokens", "sentence"),
+    [
+        (
+            "word " * 40,
+            32000,
+            "input length and `max_tokens` exceed context limit: {tokens} + 32000 > 256, decrease input length or "
+            "`max_tokens` and try again",
+        ),
+        ("word " * 400, 9, "prompt is too long: {tokens} tokens > 255 maximum"),
+        (
+            "word " * 4000,
+            9,
+            "prompt is too long: 1250 tokens > 256 maximum (at least, of 20000 characters)",
+        ),
+    ],
+    ids=["with max_tokens", "alone", "by characters"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_context_is_refused_in_anthropics_words(
+    gateway: RunningGateway,
+    engine: ScriptedEngine,
+    tmp_path: Path,
+    words: str,
+    max_tokens: int,
+    sentence: str,
+    stream: bool,
+) -> None:
+    write_byte_level(tmp_path, chat_template="{% for message in messages %}{{ message.content }}{% endfor %}")
+    reader = PromptReader.load(tmp_path, vocab_size=260, max_model_len=256, eos_token_ids=[1])
+
+    def read(request: GenerateRequest) -> list[Step]:
+        with pytest.raises(PromptError) as refused:
+            reader.read(request)
+        return [Refuse(400, refused.value.body())]
+
+    engine.script = read
+    asked = ASK | {"max_tokens": max_tokens, "stream": stream, "messages": [{"role": "user", "content": words}]}
+    answered = gateway.http.post("/v1/messages", json=asked)
+    assert (answered.status_code, answered.json()["error"]["type"]) == (400, "invalid_request_error")
+    count = len(reader.tokenizer.encode(words, add_special_tokens=False))
+    assert answered.json()["error"]["message"] == sentence.format(tokens=count)
+
+
 def test_advice_about_tools_is_given_in_anthropics_words(
     gateway: RunningGateway, engine: ScriptedEngine, tmp_path: Path
 ) -> None:
@@ -257,7 +305,8 @@ def test_a_prompts_tokens_are_counted_as_a_message_would_read_it(
     assert answered.headers["x-stageline-ignored"] == "system.cache_control"
     prompt = json.loads(engine.asked[0][1])["prompt"]
     gateway.http.post("/v1/messages", json=ASK | {"tools": [TOOL], "system": cached})
-    assert prompt == json.loads(engine.requests[0].prompt.model_dump_json())
+    # No answer is read, so a template without a place for calls counts too.
+    assert prompt == json.loads(engine.requests[0].prompt.to_json()) | {"tools_guided": True}
 
 
 @pytest.mark.parametrize(
@@ -282,7 +331,7 @@ def test_every_refusal_under_that_path_has_anthropics_form(
 
 
 def test_a_gateway_that_drains_is_overloaded_to_anthropics_clients(gateway: RunningGateway) -> None:
-    gateway.admin.post("/drain")
+    gateway.drain()
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         refused = gateway.http.post(path, json=ASK)
         assert (refused.status_code, refused.json()["error"]["type"]) == (503, "overloaded_error")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import structs
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
@@ -15,8 +16,7 @@ from pydantic import BaseModel
 
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.dialects.messages_request import MessagesRequest
-from stageline_gateway.openai_api.dialects.prepared_message import prepare_message
-from stageline_gateway.openai_api.dialects.prepared_response import prepare_response
+from stageline_gateway.openai_api.dialects.prepared import prepare_message, prepare_response
 from stageline_gateway.openai_api.dialects.responses_request import RESPONSES_KNOWN, ResponsesRequest
 from stageline_gateway.openai_api.known_fields import CHAT_KNOWN, COMPLETION_KNOWN
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest
@@ -148,8 +148,8 @@ def effect(prepared: Prepared) -> object:
     asked, generate = prepared.asked, prepared.generate
     assert isinstance(asked, ChatRequest | CompletionRequest)
     seed = generate.sampling.seed if asked.seed is not None else None
-    sampling = generate.sampling.model_copy(update={"seed": 0})
-    told = generate.model_copy(update={"request_id": "r", "sampling": sampling})
+    sampling = structs.replace(generate.sampling, seed=0)
+    told = structs.replace(generate, request_id="r", sampling=sampling)
     shown = (asked.stream, asked.include_usage, asked.num_choices, asked.num_echoes, asked.wants_prompt)
     return told, seed, shown, prepared.ignored
 
@@ -177,7 +177,7 @@ def test_what_is_beyond_an_api_has_the_same_effect_as_in_a_chat(api: str, extra:
     def asked(of: str) -> tuple[object, ...]:
         prepared = APIS[of].prepare({**APIS[of].body, **extra}, False)
         generate = prepared.generate
-        sampling = generate.sampling.model_copy(update={"seed": extra.get("seed"), "max_tokens": None})
+        sampling = structs.replace(generate.sampling, seed=extra.get("seed"), max_tokens=None)
         return sampling, generate.prompt, generate.cache_salt, prepared.ignored
 
     assert asked(api) == asked("chat")

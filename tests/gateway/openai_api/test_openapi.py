@@ -16,7 +16,7 @@ from stageline_api.endpoints import GroupEndpoint
 from stageline_gateway.endpoints.openapi import document
 from stageline_gateway.settings import GatewaySettings
 
-EXAMPLES = 45 * fuzz_effort.FACTOR
+EXAMPLES = 25 * fuzz_effort.FACTOR
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",

@@ -90,11 +90,11 @@ def test_a_completion_tells_them_with_each_choice(gateway: RunningGateway, engin
         assert choice["prompt_logprobs"] == ENTRIES
         assert choice["text"] == "Hi you!"
         assert choice["logprobs"] == {
-            "tokens": ["<s>", " Hi", " you", "!"],
+            "tokens": ["<s>", "Hi", " you", "!"],
             "token_logprobs": [None, -2.5, -0.25, -0.75],
             "top_logprobs": [
                 None,
-                {"Oh": -0.5, "So": -1.5, " Hi": -2.5},
+                {"Oh": -0.5, "So": -1.5, "Hi": -2.5},
                 {" you": -0.25, " all": -3.0},
                 {"!": -0.75},
             ],

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from processes.gateway_harness import MODEL, RunningGateway, group, running_gateway
@@ -66,7 +66,7 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"tools": [{}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "no blanks"}}]}, "tools[0].function.name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
-        ({"tools": [TOOL | {"type": "search"}]}, "tools[0].type"),
+        ({"tools": [TOOL | {"type": "functions"}]}, "tools[0].type"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": 3}, "tool_choice"),
         (
@@ -143,8 +143,7 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{"role": "tool", "tool_call_id": "c1"}]}, "messages[0].content"),
-        ({"messages": [{"role": "assistant", "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "system", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {"name": "f", "arguments": {}}}]}]},
@@ -356,7 +355,6 @@ JSON_VALUES = st.recursive(
     base=st.sampled_from([CHAT, TEXT, {}]),
     extra=st.dictionaries(FIELDS, JSON_VALUES, max_size=3),
 )
-@settings(max_examples=300, deadline=None)
 def test_no_json_object_makes_the_gateway_fail(
     gateway: RunningGateway, path: str, base: dict[str, Any], extra: dict[str, Any]
 ) -> None:
@@ -367,7 +365,6 @@ def test_no_json_object_makes_the_gateway_fail(
 
 
 @given(content=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
 def test_no_bytes_make_the_gateway_fail(gateway: RunningGateway, content: bytes) -> None:
     refusal(gateway, "/v1/chat/completions", content)
 

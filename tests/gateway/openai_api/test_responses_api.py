@@ -156,7 +156,7 @@ def test_a_stream_that_breaks_says_so(client: OpenAI, engine: ScriptedEngine) ->
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [WEATHER | {"type": "fucntion"}]}, "tools[0].type"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].name"),
         ({"tool_choice": {"type": "function", "name": "absent"}, "tools": [WEATHER]}, "tool_choice.name"),
         ({"tool_choice": "required"}, "tool_choice"),

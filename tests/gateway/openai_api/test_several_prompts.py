@@ -79,6 +79,7 @@ def test_a_prompt_that_is_refused_refuses_all(client: OpenAI, engine: ScriptedEn
 
 def test_every_prompt_counts_in_the_metrics(client: OpenAI, gateway: RunningGateway, engine: ScriptedEngine) -> None:
     engine.script = told
+    before = gateway.sample("stageline_prompt_tokens_total", model_name=MODEL)
     client.completions.create(model=MODEL, prompt=PROMPTS, n=2)
     gateway.settle()
-    assert gateway.sample("stageline_prompt_tokens_total", model_name=MODEL) == 4
+    assert gateway.sample("stageline_prompt_tokens_total", model_name=MODEL) == before + 4

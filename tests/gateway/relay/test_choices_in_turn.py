@@ -18,7 +18,7 @@ from stageline_api.engine_http import (
 )
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
 from stageline_gateway.engine_client.incoming_lines import Pause
-from stageline_gateway.engine_client.run_events import AnswerFailedError, StreamEvent, TakeEvents, TextTaker
+from stageline_gateway.engine_client.run_events import AnswerFailedError, StreamEvent, TakeEvents
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
 from stageline_gateway.errors import ApiError
@@ -47,16 +47,12 @@ class ScriptedEvents(EngineClient):
         request: GenerateRequest,
         take: TakeEvents,
         on_open: Callable[[Any], None] = lambda _: None,  # noqa: ARG002 - the client's signature
-        *,
-        texts: TextTaker | None = None,
-        shares: bool = False,  # noqa: ARG002 - the client's signature
     ) -> None:
         async def say(*events: Admitted | Delta | Finished) -> None:
             await asyncio.sleep(0)
             if (pause := take(events)) is not None:
                 await pause()
 
-        assert texts is None, "text of one of several choices can't go by itself: they take turns"
         self.opened += 1
         choice = request.sampling.choice
         try:

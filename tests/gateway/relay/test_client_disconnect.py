@@ -47,7 +47,6 @@ def reached(gateway: RunningGateway, engine: ScriptedEngine, steps: list[Step]) 
 
 
 def test_other_requests_go_on(gateway: RunningGateway, engine: ScriptedEngine) -> None:
-    engine.multiplexes = False  # so that the end of one is the end of a connection
     engine.script = lambda _: [ADMITTED, PIECE, Hold()]
     stay = {"model": MODEL, "prompt": "stay", "stream": True}
     with (

@@ -24,7 +24,7 @@ from stageline_gateway.settings import GatewaySettings
 
 STREAM: dict[str, Any] = {"model": MODEL, "prompt": "x", "logprobs": 0, "max_tokens": 20, "stream": True}
 WINDOW_SECONDS = 60.0
-TICK_SECONDS = 0.125
+TICK_SECONDS = 2.0
 
 
 class TickingClock:

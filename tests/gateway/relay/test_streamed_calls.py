@@ -6,9 +6,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from processes.cpu_bounds import CpuBound
 from stageline_api.engine_http import ToolCallFormat
 from stageline_gateway.openai_api.streamed_calls import StreamedCalls
 from stageline_gateway.openai_api.tool_calls import ArgumentsPiece, Call
@@ -70,7 +71,6 @@ ANSWERS: list[tuple[ToolCallFormat | None, str, Found]] = [
 
 
 @pytest.mark.parametrize(("form", "answer", "expected"), ANSWERS, ids=lambda value: ascii(value)[:50])
-@settings(max_examples=30)
 @given(cuts=st.sets(st.integers(0, 130)))
 def test_any_cut_gives_the_same(form: ToolCallFormat | None, answer: str, expected: Found, cuts: set[int]) -> None:
     edges = [0, *sorted(cut for cut in cuts if 0 < cut < len(answer)), len(answer)]
@@ -114,7 +114,6 @@ CUT_ANSWERS: list[tuple[ToolCallFormat | None, str, Found]] = [
 
 
 @pytest.mark.parametrize(("form", "answer", "expected"), CUT_ANSWERS, ids=lambda value: ascii(value)[:50])
-@settings(max_examples=30)
 @given(cuts=st.sets(st.integers(0, 130)))
 def test_of_a_call_that_the_limit_cut_off_only_what_is_known_is_told(
     form: ToolCallFormat | None, answer: str, expected: Found, cuts: set[int]
@@ -158,13 +157,13 @@ def test_text_before_a_call_is_not_held_back() -> None:
     assert [reader.push(piece) for piece in ("Hello ", "<", "b", "<tool")] == [["Hello "], [], ["<b"], []]
 
 
-def test_a_whole_answer_of_many_calls_is_read_in_time_that_grows_with_it() -> None:
+def test_a_whole_answer_of_many_calls_is_read_in_time_that_grows_with_it(cpu_bound: CpuBound) -> None:
     reader = StreamedCalls(TAGGED, NAMES)
     began = time.thread_time()
     found = reader.push('<tool_call>{"name": "f"}</tool_call>\n' * 20_000)
     spent = time.thread_time() - began
     assert len(found) == 20_000
-    assert spent < 2.0, f"{spent:.2f} s of CPU"
+    assert cpu_bound.holds(spent, 2.0), f"{spent:.2f} s of CPU"
 
 
 def test_arguments_are_not_held_back() -> None:

@@ -84,40 +84,6 @@ def test_a_stream_is_written_as_uvicorn_writes_it_in_one_write_for_its_begin(kee
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("body", [b"data: 1\n\n", b""])
-def test_a_head_that_was_made_ahead_is_written_as_one_that_was_not(body: bytes) -> None:
-    """Also where there is nothing to say yet but the status."""
-
-    async def run() -> None:
-        expected, written = Written(), Written()
-        await by_uvicorn(cycle(expected), HEADERS, [body, b"data: 2\n\n", b""] if body else [b"data: 2\n\n", b""])
-        client = ClientStream(cycle(written))
-        head = client.head_of(HEADERS)
-        assert head is not None
-        assert client.open(HEADERS, body, head=head) is None
-        assert written.writes == 1
-        assert client.write(b"data: 2\n\n") is None
-        client.write(b"", more=False)
-        assert written.content == expected.content
-
-    asyncio.run(run())
-
-
-def test_a_head_that_was_made_before_a_shutdown_says_that_the_connection_is_closed() -> None:
-    async def run() -> None:
-        written, expected = Written(), Written()
-        one = cycle(written)
-        client = ClientStream(one)
-        head = client.head_of(HEADERS)
-        one.keep_alive = False
-        client.open(HEADERS, b"data: 1", head=head)
-        ClientStream(cycle(expected, keep_alive=False)).open(HEADERS, b"data: 1")
-        assert written.content == expected.content
-        assert b"connection: close" in written.content
-
-    asyncio.run(run())
-
-
 def test_where_uvicorn_waits_for_the_body_or_writes_no_body_it_is_the_same() -> None:
     async def run(**given: Any) -> None:
         expected, written = Written(), Written()

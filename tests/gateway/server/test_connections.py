@@ -123,7 +123,6 @@ def test_a_reader_that_stops_costs_bounded_memory_and_is_ended(
 ) -> None:
     """Hundreds of megabytes wait at the engine; the gateway holds back instead of taking them in, then gives up."""
     piece = Say(Delta(text="x" * 100_000, token_ids=(1,)))
-    engine.multiplexes = False  # on a shared connection an engine holds a stream back when it is told to
     engine.script = lambda _: [Say(Admitted(prompt_tokens=1)), *[piece] * 3000, Hold()]
     body = json.dumps({"model": MODEL, "prompt": "x", "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"

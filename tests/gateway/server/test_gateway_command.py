@@ -20,6 +20,7 @@ from processes.nameless_user import as_nameless_user, skip_without_namespaces
 from processes.scripted_engine import Hold, Say, ScriptedEngine, answer
 from stageline_api.engine_http import Admitted
 from stageline_gateway.server.listening import bind
+from stageline_gateway.settings import DRAIN_SIGNAL
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "x", "stream": True}
 
@@ -131,6 +132,20 @@ def test_streams_that_outlast_the_drain_get_an_error_event(tmp_path: Path, engin
         assert "shutting down" in rest
         assert "[DONE]" not in rest
         assert process.wait(60) == 0
+
+
+def test_its_drain_signal_has_new_requests_refused_and_open_ones_go_on(tmp_path: Path, engine: ScriptedEngine) -> None:
+    hold_before_text(engine)
+    with gateway_process(tmp_path, engine) as (process, url), open_stream(url) as lines:
+        process.send_signal(DRAIN_SIGNAL)
+
+        def refusal() -> str:
+            return httpx.post(f"{url}/tokenize", json=BODY, trust_env=False, timeout=60).text
+
+        eventually(lambda: '"draining"' in refusal(), lambda: refusal())
+        engine.release()
+        assert "\n".join(lines).rstrip().endswith("[DONE]")
+        assert process.poll() is None, "it ended"
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, engine: ScriptedEngine) -> None:

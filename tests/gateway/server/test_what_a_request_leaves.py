@@ -20,7 +20,7 @@ import pytest
 from processes.gateway_harness import MODEL, RunningGateway, eventually
 from processes.scripted_engine import Drop, Hold, Raw, Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import Admitted, Delta, EngineError, ErrorCode, Failed, GenerateRequest
-from stageline_gateway.engine_client.connection_pool import get
+from stageline_gateway.engine_client.engine_connections import get
 from stageline_gateway.engine_trust import EngineAddress, EngineTrust
 
 TIMES = 5

@@ -66,9 +66,9 @@ def make_trouble(url: str, engine: ScriptedEngine, keys: Path) -> None:
 PLANTED = """
 import asyncio
 from stageline_gateway.endpoints import tokenizing
-from stageline_gateway.openai_api import answer_shapes, plain_requests, translate
+from stageline_gateway.openai_api import answer_shapes, translate
 
-chat_to_generate, prepared = translate.chat_to_generate, plain_requests._prepared
+chat_to_generate = translate.chat_to_generate
 
 async def nobody_waits(asked):
     raise LookupError(f"lost {asked!r}")
@@ -89,11 +89,6 @@ def bug_in_checks(asked, *rest):
         loop.call_soon(callback, asked)
     return chat_to_generate(asked, *rest)
 
-def bug_in_short_way(asked, *rest):
-    if "plain" in asked.messages[0].content:
-        raise RuntimeError(f"can't take {asked!r}")
-    return prepared(asked, *rest)
-
 def bug_in_answer(self, text, reason):
     raise ExceptionGroup(f"can't write {text}", [ValueError(text)])
 
@@ -101,7 +96,6 @@ def bug_in_route(fields, *rest):
     raise OSError(5, str(fields), fields["messages"][0]["content"])
 
 translate.chat_to_generate, answer_shapes.ChatShape.whole = bug_in_checks, bug_in_answer
-plain_requests._prepared = bug_in_short_way
 tokenizing.parse_tokenize = bug_in_route
 from stageline_gateway.command import gateway
 gateway()
@@ -121,10 +115,8 @@ def test_a_bug_quotes_nothing_in_the_log(tmp_path: Path, engine: ScriptedEngine)
         assert found, log.read_text()
         with httpx.Client(base_url=found[1], trust_env=False, timeout=60) as http:
             eventually(lambda: http.get("/readyz").status_code == 200, "not ready")
-            # With a bias a request goes the general way.
-            bias: dict[str, Any] = {"logit_bias": {}}
-            for place, more in (("checks", bias), ("loop", bias), ("plain", {}), ("answer", {})):
-                chat = {"model": MODEL, "messages": [{"role": "user", "content": f"{PROMPT} {place}"}]} | more
+            for place in ("checks", "loop", "answer"):
+                chat = {"model": MODEL, "messages": [{"role": "user", "content": f"{PROMPT} {place}"}]}
                 refused = http.post("/v1/chat/completions", json=chat)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (500, "internal")
             assert http.post("/tokenize", json=chat).status_code == 500
@@ -135,6 +127,6 @@ def test_a_bug_quotes_nothing_in_the_log(tmp_path: Path, engine: ScriptedEngine)
     written = log.read_text()
     assert [secret for secret in SECRETS if secret in written] == [], written
     kinds = ("KeyError", "RuntimeError", "LookupError", "ExceptionGroup", "ValueError", "OSError")
-    places = ("in bug_in_checks", "in bug_in_short_way", "in bug_in_route", "in bug_in_answer", "in callback")
+    places = ("in bug_in_checks", "in bug_in_route", "in bug_in_answer", "in callback")
     for told in (*(f"builtins.{kind} " for kind in kinds), *places):
         assert told in written, f"{told} helps whoever mends it:\n{written}"

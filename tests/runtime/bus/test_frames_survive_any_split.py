@@ -12,10 +12,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.plan_bus.bus import MAX_FRAME_BYTES, BusProtocolError, FrameReader, encode_frame
-from stageline_runtime.plan_bus.messages import Refused, Shutdown, ToEngine, ToStage
+from stageline_runtime.plan_bus.bus import MAX_FRAME_BYTES, FrameReader, encode_frame
+from stageline_runtime.plan_bus.messages import (
+    BusProtocolError,
+    Computing,
+    LinkAddress,
+    PeerComputes,
+    Port,
+    Refused,
+    Shutdown,
+    ToEngine,
+    ToStage,
+)
+from stageline_runtime.plan_bus.step_plan import Count
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    Count: st.integers(0, 2**62),
+    Port: st.integers(1, 65535),
     int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(allow_nan=False),
     bool: st.booleans(),
@@ -38,8 +51,10 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.tuples(*map(values_of, parts))
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
-    assert issubclass(kind, msgspec.Struct), kind
-    return st.builds(kind, **{name: values_of(field) for name, field in get_type_hints(kind).items()})
+    assert issubclass(kind, msgspec.Struct | LinkAddress), kind
+    return st.builds(
+        kind, **{name: values_of(field) for name, field in get_type_hints(kind, include_extras=True).items()}
+    )
 
 
 small = st.integers(0, 2**31)
@@ -64,6 +79,17 @@ def test_messages_to_the_engine(messages: list[ToEngine], cuts: list[int]) -> No
     reader: FrameReader[ToEngine] = FrameReader(ToEngine)
     read = [each for piece in pieces(b"".join(map(encode_frame, messages)), cuts) for each in reader.feed(piece)]
     assert read == messages
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [(Computing(-1), ToEngine), (PeerComputes(-1), ToStage)],
+    ids=["computing", "peer computes"],
+)
+def test_no_message_names_a_plan_before_the_first(message: ToEngine | ToStage, kind: Any) -> None:
+    reader: FrameReader[Any] = FrameReader(kind)
+    with pytest.raises(BusProtocolError, match=r"Expected `int` >= 0"):
+        list(reader.feed(encode_frame(message)))
 
 
 @given(st.binary(max_size=200))

@@ -19,12 +19,12 @@ from stageline_runtime.plan_bus.bus import MAX_FRAME_BYTES, encode_frame
 from stageline_runtime.plan_bus.challenge import MOST_STRANGERS, proof_of
 from stageline_runtime.plan_bus.messages import (
     Loaded,
+    Place,
     Refused,
     StepDone,
     ToEngine,
     ToStage,
 )
-from stageline_runtime.plan_bus.place import Place
 
 STRANGERS_SECONDS: Final = 0.25
 """Of CPU, that the engine's loop may be kept by them."""

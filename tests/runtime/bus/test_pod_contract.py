@@ -21,7 +21,7 @@ REQUIRED = (
     env.MASTER_ADDR,
     env.BUS_TOKEN,
 )
-INTEGERS = (env.STAGE_INDEX, env.STAGE_COUNT, env.GROUP_INDEX, env.INCARNATION, env.MASTER_PORT)
+INTEGERS = (env.STAGE_INDEX, env.STAGE_COUNT, env.GROUP_INDEX, env.INCARNATION, env.MASTER_PORT, env.RENDEZVOUS_SECONDS)
 
 
 @pytest.fixture
@@ -62,6 +62,11 @@ def test_a_whole_contract(environ: dict[str, str]) -> None:
     contract = read_contract(environ)
     assert (contract.stage, contract.stage_count, contract.incarnation, contract.master_port) == (1, 2, 7, 29500)
     assert read_contract(environ | {env.MASTER_PORT: "12345"}).master_port == 12345
+
+
+def test_a_pod_waits_for_the_others_as_the_config_says_unless_its_own_variable_does(environ: dict[str, str]) -> None:
+    assert read_contract(environ).meeting_seconds == 120
+    assert read_contract(environ | {env.RENDEZVOUS_SECONDS: "1920"}).meeting_seconds == 1920
 
 
 @pytest.mark.parametrize("name", REQUIRED)

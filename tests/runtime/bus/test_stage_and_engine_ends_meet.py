@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import trustme
 
 from processes.model_certificates import write_certificates
 from stageline_api.runtime_config import TlsConfig
-from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError, EngineBusConnection, StageBus, encode_frame
+from stageline_runtime.plan_bus.bus import BusClosedError, EngineBusConnection, StageBus, encode_frame
 from stageline_runtime.plan_bus.messages import (
+    BusProtocolError,
     GroupFailed,
     Loaded,
     PlanRow,
@@ -129,9 +131,7 @@ def test_messages_arrive_in_order_however_they_are_packed(engine: EngineSide, st
 
 def test_receive_gives_up_in_time(stage: StageBus) -> None:
     assert stage.receive(0) is None
-    before = time.monotonic()
     assert stage.receive(0.05) is None
-    assert time.monotonic() - before >= 0.04
 
 
 def test_something_else_that_can_be_read_ends_the_wait_once(engine: EngineSide, stage: StageBus) -> None:
@@ -140,28 +140,31 @@ def test_something_else_that_can_be_read_ends_the_wait_once(engine: EngineSide, 
         descriptor = os.dup(watched.fileno())
         stage.wake_once(descriptor)
         other.sendall(b"x")
-        before = time.monotonic()
-        assert stage.receive(SECONDS) is None
-        assert time.monotonic() - before < SECONDS / 2
-        before = time.monotonic()
+        assert stage.receive(None) is None, "nothing else ends a wait without a limit"
         assert not is_open(descriptor), "one is left for each worker that ends"
         assert stage.receive(0.05) is None, "it can still be read, and wakes nobody again"
-        assert time.monotonic() - before >= 0.04
         engine.do(lambda connection: connection.send_frame(encode_frame(WorkOutstanding(True))))
         assert stage.receive(SECONDS) == WorkOutstanding(True)
 
 
-def test_what_has_not_woken_it_is_closed_with_the_bus(stage: StageBus) -> None:
-    watched, other = socket.socketpair()
-    with watched, other:
-        descriptor = os.dup(watched.fileno())
-        stage.wake_once(descriptor)
-        stage.close()
-        assert not is_open(descriptor)
-
-
 def is_open(descriptor: int) -> bool:
     return Path(f"/proc/self/fd/{descriptor}").exists()
+
+
+@pytest.mark.parametrize("hangs_up", [True, False], ids=["hangs up", "says nothing"])
+def test_who_does_not_finish_tls_is_no_engine(certificates: TlsConfig, hangs_up: bool) -> None:
+    error, words = (BusClosedError, "closed the plan bus") if hangs_up else (TimeoutError, "did not finish the TLS")
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        host, port = listener.getsockname()
+        connecting = pool.submit(StageBus.connect, host, port, 2.0, PodIdentity(certificates))
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(1)[0] == 0x16, "a handshake is what it says first"
+            if hangs_up:
+                connection.recv(1 << 16)
+                connection.shutdown(socket.SHUT_WR)
+            with pytest.raises(error, match=words):
+                connecting.result(SECONDS)
 
 
 def test_a_large_message_to_the_engine_waits_for_room(engine: EngineSide, stage: StageBus) -> None:

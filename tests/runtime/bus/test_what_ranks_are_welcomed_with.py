@@ -14,8 +14,7 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.stage_ranks import check_devices_of_ranks, measured_of_stages
 from stageline_runtime.engine.group.welcome import DraftModel, choose_transport, welcome_stages
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.plan_bus.messages import GraphMode, Hello, Measured, TransportKind, Welcome
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import GraphMode, Hello, Measured, Place, TransportKind, Welcome
 from stageline_runtime.planning.memory import (
     USABLE_DEVICE_SHARE,
     USABLE_SHARE,
@@ -66,7 +65,7 @@ def refused(model: ModelConfig, hello: Hello, **config: Any) -> RuntimeFailure:
 
 
 def needed_bytes(model: ModelConfig, tokens: int, draft: ModelConfig | None, experts: int) -> int:
-    """What so many ranks take together: each its weights and step, and one of them a token's keys and values."""
+    """What so many ranks take together: each its weights, its step and `tokens` tokens' keys and values."""
     whole = LayerRange(first=0, last=model.num_layers - 1)
     held = weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2, experts=experts)
     step = STEP.bytes_of(model, is_last=True, element_bytes=2, experts=experts)
@@ -74,7 +73,7 @@ def needed_bytes(model: ModelConfig, tokens: int, draft: ModelConfig | None, exp
     if draft is not None:
         beside = DraftMemory.of(draft, STEP, 2)
         held, step, token = held + beside.weight_bytes, max(step, beside.step_bytes), token + beside.token_bytes
-    return experts * (held + step) + tokens * token
+    return experts * (held + step + tokens * token)
 
 
 def with_memory(available_bytes: int) -> Hello:
@@ -83,7 +82,7 @@ def with_memory(available_bytes: int) -> Hello:
 
 @pytest.mark.parametrize("draft", [None, small_llama(2)], ids=["alone", "with-a-draft-model"])
 @pytest.mark.parametrize("experts", [1, 2, 8])
-def test_ranks_of_experts_need_their_weights_and_steps_and_one_of_them_a_sequence(
+def test_ranks_of_experts_need_their_weights_and_steps_and_a_sequence_each(
     experts: int, draft: ModelConfig | None
 ) -> None:
     """With a page less than that there is no group, whatever the number of ranks."""
@@ -91,7 +90,7 @@ def test_ranks_of_experts_need_their_weights_and_steps_and_one_of_them_a_sequenc
     needed = needed_bytes(model, 2048, draft, experts)
     enough = with_memory(int(needed / USABLE_SHARE) + 2)
     welcome = welcomed(model, enough, draft, expert=experts)
-    assert (welcome.last_layer, welcome.slot_tokens, welcome.slots_per_cohort) == (1, 2048, STEP.rows)
+    assert (welcome.last_layer, welcome.slot_tokens, welcome.num_slots) == (1, 2048, STEP.rows)
     assert (welcome.stages_on_host, welcome.stages_in_container) == (experts, experts), "who share the cores"
     with pytest.raises(RuntimeFailure) as raised:
         welcomed(model, with_memory(enough.available_bytes - 4096), draft, expert=experts)

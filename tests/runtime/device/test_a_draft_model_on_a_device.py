@@ -1,5 +1,6 @@
 """A draft model that runs on a device says what it says on the CPU, and no step of it waits for the one before."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from oracles.paged_store import own_blocks
 from oracles.simulated_accelerator import ImmediateAccelerator, LateAccelerator
 from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import read_model_config
-from stageline_runtime.models.device.attention import PlainAttention
-from stageline_runtime.models.device.stage import DeviceStage
+from stageline_runtime.models.decoder import DecoderStage
+from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import CaptureSizes, GraphsUnavailableError, StageShape
 from stageline_runtime.plan_bus.messages import (
     DraftedRow,
@@ -21,10 +23,12 @@ from stageline_runtime.plan_bus.messages import (
     PlanRow,
     RequestSampling,
     SampledRow,
+    SlotBlocks,
     SlotFill,
     StepPlan,
 )
 from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size
+from stageline_runtime.sampling import device_sampler
 from stageline_runtime.stage.capturing import capture_draft
 from stageline_runtime.stage.load_draft import LoadedDraft, load_draft
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
@@ -46,7 +50,7 @@ SHAPE = StageShape(
     is_last=True,
     dtype=torch.float32,
     num_cohorts=1,
-    slots_per_cohort=len(PROMPTS),
+    num_slots=len(PROMPTS),
     slot_tokens=128,
     max_step_tokens=32,
 )
@@ -54,7 +58,10 @@ SHAPE = StageShape(
 
 def plan_of(seq: int, rows: tuple[PlanRow, ...], fills: tuple[SlotFill, ...] = (), draft_steps: int = 0) -> StepPlan:
     padded = padded_size(sum(row.num_tokens for row in rows))
-    return StepPlan(seq, 0, fills, rows, padded, -1, feedback_posted=False, dummy=False, draft_steps=draft_steps)
+    tables = own_blocks(SHAPE.num_slots, SHAPE.slot_tokens) if seq == 0 else ()
+    return StepPlan(
+        seq, 0, fills, rows, padded, -1, feedback_posted=False, dummy=False, tables=tables, draft_steps=draft_steps
+    )
 
 
 def load(model_dir: Path, accelerator: Accelerator | None) -> LoadedDraft:
@@ -66,7 +73,6 @@ def load(model_dir: Path, accelerator: Accelerator | None) -> LoadedDraft:
         SHAPE,
         lambda _loaded, _total: None,
         max_step_tokens=32,
-        most_drafts=15,
         accelerator=accelerator,
         attention=PlainAttention,
     )
@@ -76,8 +82,8 @@ def load(model_dir: Path, accelerator: Accelerator | None) -> LoadedDraft:
 
 def loaded(model_dir: Path, accelerator: Accelerator | None, graphs: GraphMode) -> Drafter:
     draft = load(model_dir, accelerator)
-    sizes = CaptureSizes(decode=decode_sizes(SHAPE.slots_per_cohort), step=(padded_size(32),))
-    captured, report = draft.capture(graphs, sizes, model_dir, lambda _message: None)
+    sizes = CaptureSizes(decode=decode_sizes(SHAPE.num_slots), step=(padded_size(32),))
+    captured, report = draft.capture(graphs, sizes, lambda _message: None)
     assert (report.graphs > 0) == (captured is not GraphMode.OFF) == (graphs is not GraphMode.OFF)
     return draft.drafter(captured)
 
@@ -102,7 +108,7 @@ def conversation(drafting: Drafter) -> list[tuple[DraftedRow, ...]]:
             held, new = row.token_ids[1 : 1 + min(row.num_drafts, 1)], (37 * seq + row.slot) % VOCAB_SIZE
             known[row.slot] += [*held, new]
             count = len(held) + 1
-            sampled.append(SampledRow(row.slot, 1, new, num_sampled=count, num_rejected=row.num_draws - count))
+            sampled.append(SampledRow(row.slot, 1, new, num_sampled=count))
         drafting.take(plan, tuple(sampled))
         drafted = drafting.draft(plan, lambda row: slots[row.slot])
         drafted.copy_out()
@@ -136,28 +142,23 @@ def test_one_that_can_not_be_captured_says_so_and_runs_eagerly(monkeypatch: pyte
     def refuse(*_: object) -> None:
         raise GraphsUnavailableError("the model is a mixture of experts")
 
-    monkeypatch.setattr(DeviceStage, "capture_graphs", refuse)
+    monkeypatch.setattr(DecoderStage, "capture_graphs", refuse)
     draft = load(write_tiny_llama(tmp_path / "model"), ImmediateAccelerator())
-    given: Any = SimpleNamespace(
-        cache_dir=str(tmp_path), graphs=GraphMode.FULL, slots_per_cohort=SHAPE.slots_per_cohort, max_step_tokens=32
-    )
-    said = capture_draft(draft, given, given, progress=given)
+    given: Any = SimpleNamespace(graphs=GraphMode.FULL, num_cohorts=1, num_slots=SHAPE.num_slots, max_step_tokens=32)
+    said = capture_draft(draft, given, progress=given)
     assert said == (GraphMode.OFF, "; the draft model runs eagerly: the model is a mixture of experts")
 
 
 class Successor:
     """A model for which the token after `n` is `n + 1`; hidden rows are the ids themselves."""
 
-    def attention_batch(self, plan: StepPlan) -> None:
+    def step_batch(self, plan: StepPlan) -> None:
         """Nothing is attended to."""
 
-    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+    def reserve_cache(self, num_blocks: int) -> None:
         """Nothing is kept."""
 
-    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        """Nothing is kept."""
-
-    def trim_slot(self, slot: int, num_tokens: int) -> None:
+    def change_tables(self, changes: Sequence[SlotBlocks]) -> None:
         """Nothing is kept."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -172,7 +173,7 @@ class Successor:
 
 def successors(accelerator: Accelerator) -> Drafter:
     stage = DraftStage(model=Successor(), vocab_size=64, context_tokens=64)
-    return Drafter(stage, num_slots=2, max_step_tokens=16, vocab_size=64, accelerator=accelerator)
+    return Drafter(stage, num_slots=SHAPE.num_slots, max_step_tokens=16, vocab_size=64, accelerator=accelerator)
 
 
 def first_plan(draft_steps: int) -> StepPlan:
@@ -193,6 +194,8 @@ def test_no_step_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> No
         raise ReadError
 
     with monkeypatch.context() as patch:
+        # On the CPU in disguise draws read; on a device they are kernels' (test_device_kernels_draw_the_cpus_tokens).
+        patch.setattr(device_sampler, "sample", lambda logits, _rows, _positions: logits.argmax(dim=-1))
         for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__"):
             patch.setattr(torch.Tensor, name, refuse)
         with pytest.raises(ReadError):
@@ -258,17 +261,15 @@ def test_drafting_is_a_state_of_its_own_behind_its_plan() -> None:
     marks.enter(BusyKind.DECODE, "forward")
     marks.enter(WaitReason.HOST, "")
     in_flight.add(following, ())
-    done, begun = [], []
+    done = []
     while in_flight:
         now[0] += 100
-        begun += [each.seq for each in in_flight.begun()]
         done += list(in_flight.finished())
     assert [(each.plan.seq, each.drafted and each.drafted.rows[0].token_ids) for each in done] == [
         (0, None),
         (0, (21, 22)),
         (1, None),
     ]
-    assert begun == [0, 1]
     assert heard == [
         BusyKind.PREFILL,
         WaitReason.HOST,

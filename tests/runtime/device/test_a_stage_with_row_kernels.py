@@ -21,8 +21,8 @@ from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.tiny_models import write_tiny_llama, write_tiny_qwen2_moe, write_tiny_qwen3, write_tiny_qwen3_moe
 from stageline_bench.gpu_check.one_stage import Answers, draw_prompts, whole_model
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
-from stageline_runtime.models.device.attention import PlainAttention
 from stageline_runtime.models.families import device_builder
+from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.plan_bus.messages import GraphMode
 
 pytestmark = pytest.mark.skipif(
@@ -38,7 +38,6 @@ NUM_PROMPTS = 3
 NUM_TOKENS = 10
 
 
-@pytest.mark.thorough
 def test_tokens_are_those_of_plain_rows(tmp_path: Path) -> None:
     directories = [str(write(tmp_path / name)) for name, write in MODELS.items()]
     environment = os.environ | {

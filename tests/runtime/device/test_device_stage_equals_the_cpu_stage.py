@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from oracles.family_checks import pipeline_tokens
 from oracles.simulated_accelerator import ImmediateAccelerator
@@ -20,13 +19,12 @@ from oracles.tiny_models import (
     write_tiny_qwen3,
     write_tiny_qwen3_moe,
 )
-from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
-from stageline_runtime.models.device.attention import PlainAttention
-from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
-from stageline_runtime.models.device.step_rows import CacheBounds, build_step_rows
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.decoder import DecoderStage, attention_heads, build_stage_model
+from stageline_runtime.models.layers.attention import PlainAttention
+from stageline_runtime.models.layers.step_batch import BatchBounds, Tiling, build_step_batch
 from stageline_runtime.models.protocol import LoadProgress, StageShape
-from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow
 from stageline_runtime.plan_bus.step_plan import blocks_of
 
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -40,13 +38,15 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 USUAL = ("llama", "mistral, window 5")
 
 
-def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DeviceStage:
-    attention = PlainAttention(attention_heads(config, shape))
-    return build_device_stage(model_dir, config, shape, progress, ImmediateAccelerator(), attention)
+def build(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DecoderStage:
+    attention = PlainAttention(attention_heads(config))
+    return build_stage_model(
+        model_dir, config, shape, progress, accelerator=ImmediateAccelerator(), attention=attention
+    )
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.thorough) for name in MODELS]
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.soak) for name in MODELS]
 )
 def test_two_stages_give_the_same_tokens(name: str, tmp_path: Path) -> None:
     model_dir = MODELS[name](tmp_path)
@@ -58,7 +58,7 @@ def test_a_cache_made_anew_after_loading_is_as_good(tmp_path: Path) -> None:
     model_dir = write_tiny_llama(tmp_path)
     made: list[int] = []
 
-    def build_twice(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DeviceStage:
+    def build_twice(model_dir: Path, config: ModelConfig, shape: StageShape, progress: LoadProgress) -> DecoderStage:
         stage = build(model_dir, config, replace(shape, num_blocks=1), progress)
         stage.reserve_cache(shape.num_slots * blocks_of(shape.slot_tokens))
         made.append(shape.num_slots)
@@ -68,7 +68,9 @@ def test_a_cache_made_anew_after_loading_is_as_good(tmp_path: Path) -> None:
     assert len(made) == 2
 
 
-BOUNDS = CacheBounds(num_slots=4, slot_tokens=16, tile_tokens=3)
+SPLIT = Tiling(tile_tokens=16, spare_parts=264, least_part_tokens=64)
+BOUNDS = BatchBounds(num_slots=4, slot_tokens=16, tiling=Tiling(tile_tokens=3, spare_parts=8, least_part_tokens=64))
+LONG_BOUNDS = BatchBounds(num_slots=65, slot_tokens=32_768, tiling=SPLIT)
 
 
 def row(slot: int, position: int, num_tokens: int) -> PlanRow:
@@ -76,63 +78,39 @@ def row(slot: int, position: int, num_tokens: int) -> PlanRow:
 
 
 def test_the_table_of_single_tokens_depends_on_the_padded_size_alone() -> None:
-    few = build_step_rows([row(2, 7, 1)], 4, BOUNDS)
-    many = build_step_rows([row(0, 1, 1), row(3, 2, 1), row(1, 15, 1)], 4, BOUNDS)
+    few = build_step_batch([row(2, 7, 1)], 4, BOUNDS)
+    many = build_step_batch([row(0, 1, 1), row(3, 2, 1), row(1, 15, 1)], 4, BOUNDS)
     assert few.tokens == ((2, 7), (-1, 0), (-1, 0), (-1, 0))
     assert few.decode_tiles == ((0, 1, 2, 7), (1, 1, -1, 0), (2, 1, -1, 0), (3, 1, -1, 0))
-    assert len(few.flat()) == len(many.flat()) == 4 * 6
+    assert len(few.flat()) == len(many.flat()) == 4 * 8
     assert few.padded_to(8).flat()[: 4 * 2] == few.flat()[: 4 * 2]
 
 
-def test_chunks_become_tiles_between_single_tokens() -> None:
-    rows = build_step_rows([row(0, 4, 1), row(1, 2, 7), row(2, 0, 1)], 10, BOUNDS)
-    assert rows.prefill_tiles == ((1, 3, 1, 2), (4, 3, 1, 5), (7, 1, 1, 8))
-    assert rows.decode_tiles == ((0, 1, 0, 4), (8, 1, 2, 0), (9, 1, -1, 0))
-    assert rows.tokens[1:8] == tuple((1, position) for position in range(2, 9))
-
-
 @pytest.mark.parametrize(
-    ("bad", "padded"),
+    "positions",
     [
-        pytest.param(row(4, 0, 1), 1, id="slot past the cache"),
-        pytest.param(row(0, 10, 7), 8, id="past the slot"),
-        pytest.param(row(0, 0, 5), 4, id="more tokens than the plan is padded to"),
+        pytest.param([0], id="one token"),
+        pytest.param([32_767], id="one long row"),
+        pytest.param([1_023] * 64, id="equal rows"),
+        pytest.param([1_023] * 40 + [32_767] + [5] * 24, id="a long row among short ones"),
+        pytest.param([32_767] * 65, id="long rows only"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(bad: PlanRow, padded: int) -> None:
-    with pytest.raises(ValueError, match=r"slot|tokens"):
-        build_step_rows([bad], padded, BOUNDS)
+def test_each_row_is_split_by_its_own_length(positions: list[int]) -> None:
+    rows = [row(slot, position, 1) for slot, position in enumerate(positions)]
+    step = build_step_batch(rows, 72, LONG_BOUNDS)
+    ends = [before for before, _ in step.decode_parts[1:]]
+    spare = [end - before for end, (before, _) in zip(ends, step.decode_parts, strict=False)]
+    assert all((count + 1) * step.part_tokens > position for count, position in zip(spare, positions, strict=False))
+    assert all(count * step.part_tokens <= position for count, position in zip(spare, positions, strict=False))
+    assert sum(spare) <= SPLIT.spare_parts
+    total = sum(positions) + len(positions)
+    assert step.part_tokens in (64, *range(total // 264, 2 * total // 264 + 2))
 
 
-def test_a_copied_slot_goes_on_as_its_source_does(tmp_path: Path) -> None:
-    """In the middle of a block, after other slots have taken and given back blocks."""
-    model_dir = write_tiny_llama(tmp_path)
-    config = read_model_config(model_dir)
-    layers = LayerRange(first=0, last=config.num_layers - 1)
-    shape = StageShape(
-        layers=layers,
-        is_first=True,
-        is_last=True,
-        dtype=torch.float32,
-        num_cohorts=1,
-        slots_per_cohort=3,
-        slot_tokens=64,
-        num_blocks=7,
-    )
-    stage = build(model_dir, config, shape, lambda *_: None)
-
-    def run(*rows: PlanRow) -> torch.Tensor:
-        count = sum(row.num_tokens for row in rows)
-        plan = StepPlan(0, 0, (), rows, count, -1, feedback_posted=False, dummy=False)
-        ids = torch.tensor([(7 * position) % 50 for row in rows for position in range(row.num_tokens)])
-        return stage.layers(stage.embed(ids), stage.attention_batch(plan))
-
-    run(row(1, 0, 40))
-    run(row(0, 0, 37))
-    stage.trim_slot(1, 20)
-    stage.reset_slot(2)
-    stage.copy_slot(0, 2, 21)
-    alone = run(row(0, 21, 5))
-    stage.trim_slot(0, 0)
-    run(row(1, 20, 12))
-    torch.testing.assert_close(run(row(2, 21, 5)), alone)
+def test_the_parts_of_a_row_depend_on_neither_order_nor_padding() -> None:
+    rows = [row(0, 9_000, 1), row(1, 100, 1), row(2, 1_500, 1)]
+    one, other = build_step_batch(rows, 3, LONG_BOUNDS), build_step_batch(rows[::-1], 64, LONG_BOUNDS)
+    assert one.part_tokens == other.part_tokens == one.padded_to(128).part_tokens
+    assert one.padded_to(128).decode_parts[:3] == one.decode_parts
+    assert build_step_batch([*rows, row(3, 0, 500)], 1024, LONG_BOUNDS).part_tokens == one.part_tokens

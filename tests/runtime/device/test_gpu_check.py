@@ -1,5 +1,6 @@
 """`make gpu-check`'s own logic: parts end passed, failed or skipped with a reason, and the page says so."""
 
+import json
 import os
 import signal
 import subprocess
@@ -17,9 +18,10 @@ from processes.gloo_ranks import GlooRanks
 from processes.repository_files import ROOT
 from stageline_api.errors import UserError
 from stageline_bench.gpu_check import __main__ as program
-from stageline_bench.gpu_check import rank_exchanges
+from stageline_bench.gpu_check import link_parts, rank_exchanges, shared_card
 from stageline_bench.gpu_check.device_parts import DeviceParts
 from stageline_bench.gpu_check.group_parts import GroupParts
+from stageline_bench.gpu_check.link_parts import LinkParts
 from stageline_bench.gpu_check.rank_parts import CUDA, RankParts
 from stageline_bench.gpu_check.sections import (
     CheckFailedError,
@@ -34,7 +36,7 @@ from stageline_bench.gpu_check.sections import (
     unproven,
 )
 from stageline_bench.page_section import markers, replace_section
-from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.ranks.device_rendezvous import RankMeeting, join_device_ranks
 from stageline_runtime.ranks.rank_area import RankArea
 
@@ -216,7 +218,7 @@ def test_what_nccl_showed_is_printed_though_its_group_never_ends(error: str, exp
 
 
 def test_docs_name_every_part_and_call_it_unproven_until_it_ran(tmp_path: Path) -> None:
-    text = (ROOT / "docs/gpu.md").read_text()
+    text = (ROOT / "docs/dev/gpu-check.md").read_text()
     _, _, table = text.partition(markers("gpu-check")[0])
     for outcome in unproven(program.sections(tmp_path)):
         assert f"| {outcome.name} | {outcome.shows} |" in table, outcome.name
@@ -224,7 +226,6 @@ def test_docs_name_every_part_and_call_it_unproven_until_it_ran(tmp_path: Path) 
         assert render(unproven(program.sections(tmp_path)), "Never run on a GPU.") in text
 
 
-@pytest.mark.thorough
 def test_the_parts_that_need_no_gpu_pass_on_a_device_in_disguise(tmp_path: Path) -> None:
     """The same code that the GPU will run, with plain attention and noted operations for graphs."""
     parts = DeviceParts(tmp_path, ImmediateAccelerator(), PlainAttention)
@@ -238,7 +239,6 @@ def test_experts_of_a_device_in_disguise_equal_the_loop(tmp_path: Path) -> None:
     assert figures.keys() == {"largest error float32", "largest error bfloat16"}
 
 
-@pytest.mark.thorough
 def test_a_device_that_computes_something_else_fails_the_part(tmp_path: Path) -> None:
     class Wrong(PlainAttention):
         def __call__(self, *arguments: object, **named: object) -> torch.Tensor:
@@ -248,7 +248,7 @@ def test_a_device_that_computes_something_else_fails_the_part(tmp_path: Path) ->
         DeviceParts(tmp_path, ImmediateAccelerator(), Wrong).layers()
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 def test_the_part_on_a_draft_model_passes_on_a_device_in_disguise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,14 +259,61 @@ def test_the_part_on_a_draft_model_passes_on_a_device_in_disguise(
     assert all(said.startswith("256 of 256 tokens as without") for said in figures.values()), figures
 
 
-def test_parts_on_ranks_are_skipped_where_there_are_too_few_devices(tmp_path: Path) -> None:
-    parts = RankParts(tmp_path, num_devices=1)
-    for part in (parts.exchanges, parts.tokens, parts.expert_tokens, parts.lost_rank):
-        with pytest.raises(SkipSectionError, match="needs 2 devices, of which NCCL takes one rank each; 1 is there"):
-            part()
+END_THAT_PRINTS = """
+import sys, time
+for line in {lines}[int(sys.argv[1])]:
+    print(line, flush=True)
+sys.stderr.write("the card is on fire")
+if {stays}:
+    time.sleep(100)
+"""
+CARRIED = '{"plans": 20, "wrong": 0, "seconds": 1.0}'
 
 
-@pytest.mark.thorough
+def ends_that_print(monkeypatch: pytest.MonkeyPatch, *lines: list[str], stays: bool = False) -> None:
+    program = END_THAT_PRINTS.format(lines=lines, stays=stays)
+    monkeypatch.setattr(link_parts, "END", [sys.executable, "-c", program])
+
+
+def test_links_that_carry_something_else_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends_that_print(monkeypatch, [CARRIED], [CARRIED])
+    assert LinkParts(tmp_path).links() == {"plans": "1000, every byte as sent", "seconds": "1.0"}
+    ends_that_print(monkeypatch, [CARRIED], [CARRIED.replace('"wrong": 0', '"wrong": 3')])
+    with pytest.raises(CheckFailedError, match=r"by the stage that received them: \{1: 3\}"):
+        LinkParts(tmp_path).links()
+    ends_that_print(monkeypatch, [CARRIED], [])
+    with pytest.raises(CheckFailedError, match=r"an end ended early: .*the card is on fire"):
+        LinkParts(tmp_path).links()
+
+
+def test_a_lost_peer_that_is_never_reported_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    loss = {"error": "plan 20: lost; see the log", "reported_at": now, "past_at": None, "exiting_at": now}
+    ends_that_print(monkeypatch, [CARRIED], [CARRIED, json.dumps(loss)])
+    found = LinkParts(tmp_path).lost_peers()
+    assert found.keys() == {f"{how}, handling {handling}" for how in ("killed", "stopped") for handling in ("0", "2")}
+    assert all("(plan 20: lost)" in said and "stays in the receive" in said for said in found.values()), found
+    ends_that_print(monkeypatch, [CARRIED], [CARRIED, json.dumps(loss | {"reported_at": None})])
+    with pytest.raises(CheckFailedError, match="a lost peer is not reported or the exit hangs"):
+        LinkParts(tmp_path).lost_peers()
+
+
+def test_an_end_that_hangs_at_its_exit_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    loss = {"error": "plan 20: lost", "reported_at": now, "past_at": None, "exiting_at": now}
+    ends_that_print(monkeypatch, [CARRIED], [CARRIED, json.dumps(loss)], stays=True)
+    monkeypatch.setattr(link_parts, "EXIT_SECONDS", 0.2)
+    with pytest.raises(CheckFailedError, match=r"exit takes more than 0\.2 s"):
+        LinkParts(tmp_path).lost_peers()
+
+
+def test_ranks_share_a_card_where_there_are_too_few(tmp_path: Path) -> None:
+    shared, own = (RankParts(tmp_path, num_devices=count)._two_devices() for count in (1, 2))
+    assert (shared.visible_devices, shared.stage_command) == (("0,0",), shared_card.STAGE_COMMAND)
+    assert (own.visible_devices, own.stage_command) == (("0,1",), CUDA.stage_command)
+
+
+@pytest.mark.soak
 def test_the_parts_on_ranks_pass_on_devices_in_disguise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but NCCL: groups of one rank and of two, and one that is killed."""
     monkeypatch.setenv("PYTHONPATH", ":".join([str(ROOT / "tests/support"), *filter(None, sys.path)]))
@@ -290,3 +337,8 @@ def test_exchanges_are_compared_and_timed(tmp_path: Path) -> None:
         rank_exchanges.report(ranks, device, ((1, 8),))
     ranks.close()
     area.close()
+
+
+def test_a_captured_mixture_of_a_device_in_disguise_gives_the_eager_tokens(tmp_path: Path) -> None:
+    figures = DeviceParts(tmp_path, ImmediateAccelerator(), PlainAttention).captured_mixture()
+    assert figures.keys() == {"mixture's tokens equal to the eager ones"}

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stageline_runtime.models.cpu.feed_forward import ExpertLoop
 from stageline_runtime.models.device.grouped_experts import GroupedExperts
+from stageline_runtime.models.layers.feed_forward import ExpertLoop
 from stageline_runtime.models.weights.stage_weights import ExpertWeights
 
 NUM_EXPERTS, HIDDEN, INNER = 8, 32, 48

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from stageline_bench.gpu_check.row_cases import EPS, NORMS, SMALL_MAGNITUDE, TOLERANCE, cases, run
-from stageline_runtime.models.cpu.row_modules import RmsNorm
 from stageline_runtime.models.device.row_operators import TritonRows
+from stageline_runtime.models.layers.row_modules import RmsNorm
 from stageline_runtime.models.rotary import rotate
 
 pytestmark = pytest.mark.skipif(
@@ -33,7 +33,6 @@ KERNELS: dict[str, tuple[str, Constants]] = {
 }
 
 
-@pytest.mark.thorough
 def test_every_shape_is_as_plain_torch_has_it() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-m", "stageline_bench.gpu_check.row_cases"]

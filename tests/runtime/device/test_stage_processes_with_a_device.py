@@ -65,9 +65,9 @@ def support_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("stages", "graphs"),
     [
-        pytest.param(2, "off", marks=pytest.mark.thorough),
+        pytest.param(2, "off", marks=pytest.mark.soak),
         (2, "auto"),
-        pytest.param(1, "piecewise", marks=pytest.mark.thorough),
+        pytest.param(1, "piecewise", marks=pytest.mark.soak),
     ],
 )
 def test_stages_on_a_shared_device_answer_as_one_cpu_stage(
@@ -91,16 +91,13 @@ def test_stages_on_a_shared_device_answer_as_one_cpu_stage(
         assert group.generate_at_once(prompts, lengths) == expected
 
 
-@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_drafts_are_verified_on_a_device_as_on_a_cpu(stages: int, tmp_path: Path) -> None:
-    """One request at a time, so that guesses follow one another; results that come late change nothing of that."""
+    """One request at a time; results that come late change nothing of what is verified."""
     model_dir = write_tiny_llama(tmp_path / "model", num_layers=3)
     prompts = [prompt * 3 for prompt in draw_prompts(len(OPTIONS), VOCAB_SIZE, 12)]
-    few = dict.fromkeys(range(70, 73), 40.0)
-    asked = [
-        SamplingParams(max_tokens=60, ignore_eos=True, seed=3, **{"logit_bias": few, "temperature": 0.0} | options)
-        for options in OPTIONS
-    ]
+    few: dict[str, Any] = {"logit_bias": dict.fromkeys(range(70, 73), 40.0), "temperature": 0.0}
+    asked = [SamplingParams(max_tokens=60, ignore_eos=True, seed=3, **few | options) for options in OPTIONS]
     settings: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "max_model_len": 128}
     with running_group(tmp_path / "plain", model_dir, 1, **settings) as group:
         expected = [group.generate(prompt, sampling) for prompt, sampling in zip(prompts, asked, strict=True)]
@@ -116,8 +113,6 @@ def test_drafts_are_verified_on_a_device_as_on_a_cpu(stages: int, tmp_path: Path
         assert [group.generate(prompt, one) for prompt, one in zip(prompts, asked, strict=True)] == expected
         figures = samples(f"{group.url}/metrics")
         assert figures["stageline_engine_accepted_tokens_total"][()] > 20, figures
-        if stages > 1:
-            assert figures["stageline_engine_cancelled_plans_total"][()] > 0, figures
 
 
 def test_a_float16_checkpoint_stays_float16_on_devices(tmp_path: Path) -> None:
@@ -134,7 +129,7 @@ def test_a_float16_checkpoint_stays_float16_on_devices(tmp_path: Path) -> None:
     assert held["auto"] == held["float32"] / 2, held
 
 
-@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.thorough), 2])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_draft_model_drafts_on_a_device(stages: int, tmp_path: Path) -> None:
     """Two requests at a time, captured plans beside its eager steps; what it says is what the CPU's group verifies."""
     model_dir, draft = write_early_exit_pair(tmp_path / "models", num_layers=6)
@@ -169,7 +164,6 @@ def test_a_draft_model_drafts_on_a_device(stages: int, tmp_path: Path) -> None:
         assert all(each[()] > 0 for each in told), told
 
 
-@pytest.mark.thorough
 def test_a_stage_with_a_device_ends_when_its_peer_dies_and_says_so(model_dir: Path, tmp_path: Path) -> None:
     """What the device has in flight must not keep the process. Which loss it sees first, the peer's or that of this
     benchmark's engine, which ends at once, is a race; either is told."""

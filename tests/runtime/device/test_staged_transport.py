@@ -2,52 +2,39 @@
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from oracles.simulated_accelerator import ImmediateAccelerator
-from processes.free_ports import free_port
-from processes.transport_ends import transport_contract
+from processes.transport_ends import hang_up, join_all, transport_contract
 from stageline_runtime.accelerator.protocol import Event
 from stageline_runtime.plan_bus.messages import TransportKind
-from stageline_runtime.transport.plain_transport import PlainTransport
-from stageline_runtime.transport.point_to_point import FEEDBACK_RING
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, Transport, WireSizes
-from stageline_runtime.transport.rendezvous import join
-from stageline_runtime.transport.staged import StagedTransport
+from stageline_runtime.transport.socket_transport import SEND_RING, SocketTransport, StagedTransport
 
 HIDDEN_SIZE = 3
-NUM_PLANS = 3 * FEEDBACK_RING
+NUM_PLANS = 12 * SEND_RING
 
 
 KINDS = ("both staged", "the last is a CPU", "the first is a CPU")
 
 
-def meet(stage: int, port: int, accelerator: ImmediateAccelerator | None, step_seconds: float) -> Transport:
-    return join(
-        transport_contract(stage, port, step_seconds),
-        TransportKind.STAGED,
-        WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2),
-        accelerator=accelerator,
-    )
-
-
 @contextmanager
 def two_ends(kind: str, step_seconds: float = 60.0) -> Iterator[tuple[Transport, Transport]]:
-    port = free_port()
     is_cpu = {"both staged": None, "the first is a CPU": 0, "the last is a CPU": 1}[kind]
-    with ThreadPoolExecutor(2) as pool:
-        first, last = pool.map(
-            lambda stage: meet(stage, port, None if stage == is_cpu else ImmediateAccelerator(), step_seconds), (0, 1)
-        )
-    kinds = [PlainTransport if stage == is_cpu else StagedTransport for stage in (0, 1)]
+    first, last = join_all(
+        [transport_contract(stage, step_seconds) for stage in (0, 1)],
+        WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2),
+        TransportKind.STAGED,
+        [None if stage == is_cpu else ImmediateAccelerator() for stage in (0, 1)],
+    )
+    kinds = [SocketTransport if stage == is_cpu else StagedTransport for stage in (0, 1)]
     assert [type(first), type(last)] == kinds
     yield first, last
-    first.close()
-    last.close()
+    hang_up(first)
+    hang_up(last)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -85,7 +72,7 @@ def test_the_last_stage_can_ask_whether_a_tensor_has_come(kind: str) -> None:
 def test_a_peer_that_left_is_told_by_a_later_call(kind: str) -> None:
     """The sending thread meets the error; the stage's thread raises it. The limit of a step is what ends the wait."""
     with two_ends(kind, step_seconds=3.0) as (first, last):
-        last.close()
+        hang_up(last)
         with pytest.raises(PeerLostError) as lost:  # noqa: PT012 - which call it is depends on the thread
             for seq in range(100):
                 first.send_hidden(seq, torch.zeros(1, HIDDEN_SIZE))
@@ -141,6 +128,8 @@ def test_nothing_is_sent_before_its_copy_is_there() -> None:
     )
     for seq in range(20):
         transport.send_hidden(seq, torch.full((1, 1), float(seq)))
-    with transport._changed:
-        assert transport._changed.wait_for(lambda: transport._hidden.sent == 20, timeout=60)
+    deadline = time.monotonic() + 60
+    while len(wire.sent) < 20:
+        assert time.monotonic() < deadline, f"only {len(wire.sent)} tensors were sent"
+        time.sleep(0.001)
     assert wire.sent == [[float(seq)] * 2 for seq in range(20)]

@@ -79,8 +79,7 @@ DRAFT = DraftMemory(weight_bytes=6 * MIB, step_bytes=3 * MIB, token_bytes=1024)
 def test_memory_decides_the_blocks_and_the_asked_for_sequences_the_slots(
     stages: list[StageMemory], num_blocks: int
 ) -> None:
-    slots = 16 // len(stages)
-    expected = CacheSize(num_cohorts=len(stages), slots_per_cohort=slots, slot_tokens=1024, num_blocks=num_blocks)
+    expected = CacheSize(num_cohorts=len(stages), num_slots=16, slot_tokens=1024, num_blocks=num_blocks)
     assert replace(sized(*stages), room_tokens=()) == expected
     assert expected.holds_all == (num_blocks == 1024)
 
@@ -93,34 +92,32 @@ def test_each_stage_has_the_room_that_its_memory_leaves_beside_the_weights() -> 
     assert shared.room_tokens == (128 * BLOCK_TOKENS, 128 * BLOCK_TOKENS)
 
 
-def test_ranks_with_a_device_each_have_a_pool_each_and_hold_as_much_more_together() -> None:
+def test_ranks_with_a_device_each_hold_as_much_more_together() -> None:
     """Two devices with room for 20 sequences each, of which 16 are asked for: eight lie on each."""
 
-    def on_devices(mib: float, num_pools: int) -> CacheSize:
+    def on_devices(mib: float, num_ranks: int) -> CacheSize:
         room = StageRoom(host="gpu", available_bytes=int((mib + 10.01) / 0.97 * MIB), is_device=True)
         stages = (replace(stage(0, "gpu", 0, 8, 10), room=room),)
-        return size_cache(stages, CONFIG, max_num_seqs=16, max_model_len=1024, element_bytes=2, num_pools=num_pools)
+        return size_cache(stages, CONFIG, max_num_seqs=16, max_model_len=1024, element_bytes=2, num_ranks=num_ranks)
 
     plenty = on_devices(160, 2)
-    assert (plenty.num_pools, plenty.num_blocks, plenty.holds_all) == (2, 8 * 64, True)
+    assert (plenty.num_ranks, plenty.num_blocks, plenty.holds_all) == (2, 8 * 64, True)
     assert plenty.room_tokens == (2 * 20 * 1024,)
     short = on_devices(24, 2)
     assert (short.num_blocks, short.num_tokens, short.holds_all) == (3 * 64, 6 * 1024, False)
     assert on_devices(24, 1).num_tokens == 3 * 1024
 
 
-def test_ranks_on_a_host_beside_others_on_devices_take_all_pools_from_its_memory() -> None:
+def test_ranks_on_a_host_beside_others_on_devices_take_the_blocks_of_all_from_its_memory() -> None:
     room = StageRoom(host="gpu", available_bytes=10**12, is_device=True)
     stages = (replace(stage(0, "gpu", 0, 4, 10), room=room), stage(1, "b", usable(10 + 2 * 12), 4, 10))
-    size = size_cache(stages, CONFIG, max_num_seqs=16, max_model_len=1024, element_bytes=2, num_pools=2)
+    size = size_cache(stages, CONFIG, max_num_seqs=16, max_model_len=1024, element_bytes=2, num_ranks=2)
     assert (size.num_blocks, size.num_tokens) == (3 * 64, 6 * 1024)
 
 
-def test_cohorts_never_hold_more_sequences_than_were_asked_for_but_one_each() -> None:
+def test_there_are_as_many_sequences_as_were_asked_for() -> None:
     stages = [stage(index, str(index), 10**6, 2, 1) for index in range(3)]
-    assert sized(*stages, max_num_seqs=16).slots_per_cohort == 5
-    assert sized(*stages, max_num_seqs=3).slots_per_cohort == 1
-    assert sized(*stages, max_num_seqs=1).slots_per_cohort == 1
+    assert [sized(*stages, max_num_seqs=count).num_slots for count in (16, 3, 1)] == [16, 3, 1]
 
 
 def test_one_sequence_of_the_longest_context_is_enough_however_many_stages_there_are() -> None:

@@ -69,7 +69,7 @@ class OneStage:
         self.core = EngineCore(
             ModelInfo(served_name="x", max_model_len=64, vocab_size=9, eos_token_ids=()), self.metrics
         )
-        self.core.attach(Scheduler(SlotLedger(2, 2, 64), max_step_tokens=8, max_waiting=1), self._send)
+        self.core.attach(Scheduler(SlotLedger(2, 4, 64), max_step_tokens=8, max_waiting=1), self._send)
         self.core.set_phase(Phase.READY)
         self.plans: list[StepPlan] = []
         self.value = reader(self.metrics.registry)

@@ -65,7 +65,7 @@ class TwoStages:
         self.plans: list[StepPlan] = []
         info = ModelInfo(served_name="x", max_model_len=64, vocab_size=99, eos_token_ids=())
         self.core = EngineCore(info, EngineMetrics("x"), self.tracing)
-        ledger = SlotLedger(STAGES, slots, 64, blocks, prefix_cache=False)
+        ledger = SlotLedger(STAGES, STAGES * slots, 64, blocks, prefix_cache=False)
         self.scheduler = Scheduler(ledger, max_step_tokens=16, max_waiting=64)
         self.core.attach(self.scheduler, self.take)
         self.core.set_phase(Phase.READY)

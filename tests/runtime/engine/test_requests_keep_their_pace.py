@@ -7,7 +7,7 @@ from random import Random
 from statistics import median
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.timed_pipeline import Answer, TimedPipeline
@@ -71,7 +71,6 @@ def test_requests_that_join_one_after_another_are_as_fast_as_one_alone(num_stage
     assert slowest_share(num_stages, JOINING[:num_stages]) >= 0.95
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data(), num_stages=st.integers(2, 6))
 def test_whenever_requests_come_nobody_with_a_stage_to_spare_is_held_up(data: st.DataObject, num_stages: int) -> None:
     moments = data.draw(st.lists(st.integers(0, 400), min_size=1, max_size=num_stages))

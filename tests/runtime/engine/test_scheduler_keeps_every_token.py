@@ -33,7 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_cache=st.booleans(),
     )
     def start(self, num_cohorts: int, slots: int, budget: int, num_blocks: int | None, prefix_cache: bool) -> None:
-        self.ledger = SlotLedger(num_cohorts, slots, SLOT_TOKENS, num_blocks, prefix_cache=prefix_cache)
+        self.ledger = SlotLedger(num_cohorts, num_cohorts * slots, SLOT_TOKENS, num_blocks, prefix_cache=prefix_cache)
         self.budget = budget
         self.scheduler = Scheduler(self.ledger, max_step_tokens=budget, max_waiting=8)
         self.pipeline = SimulatedPipeline(num_cohorts * slots, num_blocks)
@@ -137,8 +137,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert fill.generation > self.generations.get(fill.slot, 0)
             self.generations[fill.slot] = fill.generation
             assert fill.cached_tokens % BLOCK_TOKENS == 0
-            assert fill.copy_from is None or fill.cached_tokens
-            assert fill.copy_from != fill.slot
         for row in plan.rows:
             self.check_row(row)
         for row in plan.sampled_rows:
@@ -184,5 +182,5 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.scheduler.has_requests
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+SchedulerMachine.TestCase.settings = settings(stateful_step_count=60)
 TestSchedulerKeepsEveryToken = SchedulerMachine.TestCase

@@ -7,6 +7,7 @@ from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, BusProtocolError
 from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE, StepCost
 
@@ -15,7 +16,7 @@ PROMPT = PERIOD * 2 + (1, 2)
 
 
 def make_scheduler(num_stages: int = 1, *, cost: StepCost = FREE, tokens: int = 3) -> Scheduler:
-    ledger = SlotLedger(num_stages, 2, 128)
+    ledger = SlotLedger(num_stages, 2 * num_stages, 128)
     return Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=Speculation(tokens, 2, cost))
 
 
@@ -25,16 +26,8 @@ def planned(scheduler: Scheduler) -> StepPlan:
     return plan
 
 
-def sampled(token: int, *, count: int = 1, rejected: int = 0) -> list[SampledRow]:
-    return [SampledRow(0, 1, token, num_sampled=count, num_rejected=rejected)]
-
-
-def planned_and_begun(scheduler: Scheduler) -> StepPlan:
-    """The next plan, which the first stage says that it begins."""
-    plan = planned(scheduler)
-    assert plan.report_begin, "a chain's next row waits for that"
-    scheduler.note_begun(plan.seq)
-    return plan
+def sampled(token: int, *, count: int = 1) -> list[SampledRow]:
+    return [SampledRow(0, 1, token, num_sampled=count)]
 
 
 def begun(scheduler: Scheduler, length: int = 40, prompt: tuple[int, ...] = PROMPT) -> Request:
@@ -62,8 +55,8 @@ def test_a_verifying_row_holds_the_newest_token_and_drafts() -> None:
     ("result", "output"),
     [
         (sampled(7, count=4), [3, 4, 5, 6, 7]),
-        (sampled(9, count=3, rejected=1), [3, 4, 5, 9]),
-        (sampled(9, count=1, rejected=3), [3, 9]),
+        (sampled(9, count=3), [3, 4, 5, 9]),
+        (sampled(9, count=1), [3, 9]),
     ],
     ids=["all-hold", "some-hold", "none-holds"],
 )
@@ -126,156 +119,61 @@ def test_drafts_that_cost_too_much_are_left_out() -> None:
     assert planned(scheduler).rows[0].token_ids == ()
 
 
-def test_a_chain_fills_the_stages_and_goes_on_while_it_holds() -> None:
+def test_the_next_verifying_row_waits_for_the_one_in_flight() -> None:
+    """Whatever stages have nothing to do: a row is made of known tokens."""
     scheduler = make_scheduler(num_stages=3)
-    begun(scheduler)
-    first, second, third = (planned_and_begun(scheduler) for _ in range(3))
-    assert [plan.rows[0].token_ids for plan in (first, second, third)] == [(3, 4, 5, 6), (7, 8, 1, 2), (3, 4, 5, 6)]
-    assert [plan.rows[0].position for plan in (first, second, third)] == [18, 22, 26]
-    assert [plan.feedback_through for plan in (first, second, third)] == [0, 0, 0], "no stage waits for a guess"
-    assert scheduler.schedule() is None, "no more than one plan for each stage"
-    tokens = scheduler.complete(first.seq, sampled(7, count=4))
-    assert [token.token for token in tokens] == [4, 5, 6, 7]
-    assert scheduler.take_cancelled() == []
-    assert planned(scheduler).rows[0].position == 30
-
-
-def test_one_row_of_a_chain_waits_before_the_first_stage() -> None:
-    """What has been sent and not begun is all that a newcomer finds before it."""
-    scheduler = make_scheduler(num_stages=4)
     begun(scheduler)
     first = planned(scheduler)
-    assert scheduler.schedule() is None, "the first stage has not begun the row before"
-    scheduler.note_begun(first.seq)
-    second = planned(scheduler)
     assert scheduler.schedule() is None
-    scheduler.note_begun(first.seq)
-    assert scheduler.schedule() is None, "told again, it means nothing new"
-    scheduler.add(make_request("b", tuple(range(50, 70)), 4))
-    newcomer = planned(scheduler)
-    assert [row.slot for row in newcomer.rows] == [2], "a newcomer waits for nobody to begin"
-    scheduler.note_begun(second.seq)
-    assert scheduler.schedule() is None, "it is the newest now"
-    scheduler.note_begun(newcomer.seq)
-    assert planned(scheduler).rows[0].position == 26, "the chain goes on behind it"
-
-
-def test_a_plan_that_is_done_has_begun() -> None:
-    """Whether or not the first stage's word of it has come."""
-    scheduler = make_scheduler(num_stages=3)
-    begun(scheduler)
-    first, second = planned_and_begun(scheduler), planned(scheduler)
     scheduler.complete(first.seq, sampled(7, count=4))
+    following = planned(scheduler)
+    assert (following.rows[0].token_ids, following.feedback_through) == ((7, 8, 1, 2), first.seq)
     assert scheduler.schedule() is None
-    scheduler.complete(second.seq, sampled(3, count=4))
-    third = planned(scheduler)
-    assert third.rows[0].position == 26
-    scheduler.note_begun(second.seq)
-    assert scheduler.schedule() is None, "the word of a plan before says nothing of the newest"
 
 
-@pytest.mark.parametrize(("num_stages", "chains", "asks"), [(1, True, False), (2, True, True), (2, False, False)])
-def test_the_first_stage_is_asked_only_where_a_chain_may_follow(num_stages: int, chains: bool, asks: bool) -> None:
-    scheduler = make_scheduler(num_stages)
-    assert scheduler.speculation is not None
-    scheduler.speculation.chains = chains
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_verifying_row_samples_one_token_at_least_and_one_more_than_its_drafts_at_most(count: int) -> None:
+    scheduler = make_scheduler()
     begun(scheduler)
-    verifying = planned(scheduler)
-    assert verifying.rows[0].num_drafts == 3
-    assert verifying.report_begin == asks
-
-
-def test_full_stages_are_not_asked_when_they_begin() -> None:
-    """As many plans are in flight as there are stages: no chain can follow, and a step costs what it did."""
-    scheduler = make_scheduler(num_stages=2)
-    begun(scheduler)
-    for name in "bc":
-        scheduler.add(make_request(name, tuple(range(50, 70)), 4))
-    plans = [planned(scheduler) for _ in range(3)]
-    assert [plan.rows[0].num_drafts for plan in plans] == [0, 3, 0]
-    assert [plan.report_begin for plan in plans] == [False, True, False], "before the guess, the guess, behind it"
-
-
-def test_a_broken_chain_is_cancelled_and_begun_anew() -> None:
-    scheduler = make_scheduler(num_stages=3)
-    request = begun(scheduler)
-    first, second, third = (planned_and_begun(scheduler) for _ in range(3))
-    scheduler.complete(first.seq, sampled(9, count=2, rejected=2))
-    assert scheduler.take_cancelled() == [second.seq, third.seq]
-    assert scheduler.take_cancelled() == []
-    assert request.output == [3, 4, 9]
-    again = planned(scheduler)
-    assert again.rows[0].position == len(PROMPT) + 2
-    for dead in (second, third):
-        assert scheduler.complete(dead.seq, sampled(0, count=0, rejected=3)) == []
-    assert request.output == [3, 4, 9]
-    assert scheduler.complete(again.seq, sampled(5))[0].token == 5
+    plan = planned(scheduler)
+    with pytest.raises(BusProtocolError, match=rf"SampledRow.num_sampled of slot 0 is {count} .*, of 1 to 4"):
+        scheduler.complete(plan.seq, sampled(7, count=count))
 
 
 def test_only_what_holds_is_a_beginning_for_others() -> None:
     """Guessed tokens lie in the cache as well, and a request that began like them must not find them there."""
-    ledger = SlotLedger(2, 2, 128, prefix_cache=True)
+    ledger = SlotLedger(2, 4, 128, prefix_cache=True)
     scheduler = Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=Speculation(7, 2, FREE))
     begun(scheduler, prompt=(PERIOD * 4)[:26])
-    index = ledger.prefixes
-    assert index is not None
-    first, _second = (planned_and_begun(scheduler) for _ in range(2))
+    first = planned(scheduler)
     assert first.rows[0].token_ids == (3, 4, 5, 6), "its drafts end at position 30"
-    assert index.num_blocks(0) == 1, "the second block is guessed, whatever is in flight"
-    scheduler.complete(first.seq, sampled(9, count=2, rejected=2))
+    assert ledger.num_cached(0) == 1, "the second block is guessed, whatever is in flight"
+    scheduler.complete(first.seq, sampled(9, count=2))
     again = planned(scheduler)
     assert again.rows[0].position == 28
     guessed, known = (PERIOD * 8)[:40], ((*(PERIOD * 4)[:26], 3, 4, 9))
-    assert [index.match(tokens)[0] for tokens in (guessed, known)] == [1, 1]
+    assert [ledger.take(tokens)[2] for tokens in (guessed, known)] == [BLOCK_TOKENS, BLOCK_TOKENS]
 
 
-def test_others_go_before_chains() -> None:
+def test_another_request_runs_beside_a_verifying_row() -> None:
     scheduler = make_scheduler(num_stages=2)
     begun(scheduler)
     scheduler.add(make_request("b", tuple(range(50, 70)), 4))
     plans = [planned(scheduler), planned(scheduler)]
-    assert {row.slot for plan in plans for row in plan.rows} == {0, 2}
+    assert {row.slot for plan in plans for row in plan.rows} == {0, 1}
     assert sum(row.num_drafts > 0 for plan in plans for row in plan.rows) == 1
 
 
-@pytest.mark.parametrize(("rows_of_a", "chained"), [(0, ["a", "b"]), (5, ["b", "b"])], ids=["alike", "unlike"])
-def test_the_chain_likeliest_to_hold_is_made_longer(rows_of_a: int, chained: list[str]) -> None:
-    """A stage that nobody needs takes a row of whichever request it most probably helps."""
-    scheduler = make_scheduler(num_stages=4)
-    requests = [make_request(name, PROMPT, 40) for name in "ab"]
-    for request in requests:
-        scheduler.add(request)
-    for plan in [planned(scheduler), planned(scheduler)]:
-        (row,) = plan.rows
-        scheduler.complete(plan.seq, [SampledRow(row.slot, row.generation, 3)])
-    assert requests[0].drafts is not None
-    for _ in range(rows_of_a):
-        requests[0].drafts.note_row(3, 1)
-    by_slot = {request.slot: request.request_id for request in requests}
-    asked = [by_slot[planned_and_begun(scheduler).rows[0].slot] for _ in range(4)]
-    assert asked == ["a", "b", *chained]
-    assert scheduler.schedule() is None
-
-
-def test_an_aborted_chain_is_cancelled_but_for_the_guess_that_is_known() -> None:
-    scheduler = make_scheduler(num_stages=3)
-    begun(scheduler)
-    first, second, third = (planned_and_begun(scheduler) for _ in range(3))
-    scheduler.complete(first.seq, sampled(7, count=4))
-    assert scheduler.abort("a")
-    assert scheduler.take_cancelled() == [third.seq], second.seq
-
-
-def test_the_chain_of_a_request_that_loses_its_slot_is_cancelled_but_for_the_guess_that_is_known() -> None:
-    ledger = SlotLedger(3, 2, 128, num_blocks=8)
+def test_a_verifying_row_of_a_request_that_lost_its_slot_counts_for_nothing() -> None:
+    ledger = SlotLedger(3, 6, 128, num_blocks=8)
     scheduler = Scheduler(ledger, max_step_tokens=64, max_waiting=8, speculation=Speculation(3, 2, FREE))
     request = begun(scheduler)
-    _first, second, third = (planned_and_begun(scheduler) for _ in range(3))
+    verifying = planned(scheduler)
     scheduler.add(make_request("b", tuple(range(50, 164)), 4, priority=-1))
     assert [row.token_ids[0] for row in planned(scheduler).rows] == [50]
     assert scheduler.num_preemptions == 1
-    assert scheduler.take_cancelled() == [second.seq, third.seq]
-    assert not request.guesses
+    assert scheduler.complete(verifying.seq, sampled(7, count=4)) == []
+    assert (request.output, request.verifying) == ([3], None)
 
 
 def test_what_one_request_was_answered_the_next_one_drafts_from() -> None:

@@ -17,21 +17,16 @@ SLOT_TOKENS = 96
 class PressedEngine:
     """The engine's loop over a simulated pipeline, `run_ahead` plans ahead; counts what happens."""
 
-    def __init__(self, random: Random, *, num_blocks: int, prefix_cache: bool, num_pools: int) -> None:
+    def __init__(self, random: Random, *, num_blocks: int, prefix_cache: bool, num_ranks: int) -> None:
         self.random = random
         self.num_cohorts, slots = random.randint(1, 3), random.randint(1, 4)
+        num_slots = max(num_ranks, self.num_cohorts * slots)
         self.ledger = SlotLedger(
-            self.num_cohorts,
-            slots,
-            SLOT_TOKENS,
-            num_blocks,
-            prefix_cache=prefix_cache,
-            num_ranks=num_pools,
-            num_pools=num_pools,
+            self.num_cohorts, num_slots, SLOT_TOKENS, num_blocks, prefix_cache=prefix_cache, num_ranks=num_ranks
         )
         self.budget = random.choice((4, 16, 48))
         self.scheduler = Scheduler(self.ledger, max_step_tokens=self.budget, max_waiting=1000)
-        self.pipeline = SimulatedPipeline(self.num_cohorts * slots, num_blocks, num_pools)
+        self.pipeline = SimulatedPipeline(num_slots, num_blocks, num_ranks)
         self.requests: dict[str, Request] = {}
         self.outputs: dict[str, list[int]] = {}
         self.expected: dict[str, list[int]] = {}
@@ -58,13 +53,12 @@ class PressedEngine:
         while self.scheduler.num_plans_in_flight <= self.num_cohorts and (plan := self.scheduler.schedule()):
             self.see(plan)
             self.pipeline.send(plan)
-        self.seen["more than a pool holds"] += self.ledger.held_blocks > self.ledger.num_blocks / self.ledger.num_pools
+        self.seen["more than a rank holds"] += self.ledger.held_blocks > self.ledger.num_blocks / self.ledger.num_ranks
 
     def see(self, plan: StepPlan) -> None:
         for fill in plan.fills:
-            kind = "nothing" if not fill.cached_tokens else "in place" if fill.copy_from is None else "copied"
-            self.seen[kind] += 1
-        self.seen["trim"] += any(trim.num_tokens for trim in plan.trims)
+            self.seen["shared" if fill.cached_tokens else "nothing"] += 1
+        self.seen["duplicate given up"] += any(each.start and not each.are_new for each in plan.tables)
         members = {(each.slot, each.generation): each.cohort for each in self.requests.values() if each.slot >= 0}
         self.seen["chunk out of turn"] += any(
             members.get((row.slot, row.generation), plan.cohort) != plan.cohort for row in plan.rows
@@ -87,9 +81,9 @@ class PressedEngine:
         return min(self.requests.values(), key=lambda request: request.seniority, default=None)
 
 
-def drive(seed: int, *, prefix_cache: bool, num_blocks: int = 10, num_pools: int = 1) -> Counter[str]:
+def drive(seed: int, *, prefix_cache: bool, num_blocks: int = 10, num_ranks: int = 1) -> Counter[str]:
     random = Random(seed)
-    engine = PressedEngine(random, num_blocks=num_blocks, prefix_cache=prefix_cache, num_pools=num_pools)
+    engine = PressedEngine(random, num_blocks=num_blocks, prefix_cache=prefix_cache, num_ranks=num_ranks)
     patience = 0
     last: tuple[str, int] | None = None
     to_come = 25
@@ -122,16 +116,16 @@ def test_everyone_ends_with_its_own_tokens(prefix_cache: bool) -> None:
     for seed in range(120):
         seen += drive(seed, prefix_cache=prefix_cache)
     wanted = ["preemption", "abort", "chunk out of turn", "nothing"]
-    wanted += ["in place", "copied", "trim"] if prefix_cache else []
+    wanted += ["shared", "duplicate given up"] if prefix_cache else []
     assert all(seen[what] >= 20 for what in wanted), f"the runs met too little of what they are for: {seen}"
-    assert prefix_cache or not seen["in place"] + seen["copied"], seen
+    assert prefix_cache or not seen["shared"], seen
 
 
-@pytest.mark.parametrize("num_pools", [2, pytest.param(4, marks=pytest.mark.thorough)])
-def test_pools_hold_more_together_than_one_and_none_more_than_its_own(num_pools: int) -> None:
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.thorough)])
+def test_ranks_hold_more_together_than_one_and_none_more_than_its_own(num_ranks: int) -> None:
     """Each rank's memory is its own: whom a request keeps waiting, and whose slot it takes, is of the same rank."""
     seen: Counter[str] = Counter()
     for seed in range(80):
-        seen += drive(seed, prefix_cache=True, num_blocks=7, num_pools=num_pools)
-    wanted = ["preemption", "abort", "in place", "copied", "trim", "more than a pool holds"]
+        seen += drive(seed, prefix_cache=True, num_blocks=7, num_ranks=num_ranks)
+    wanted = ["preemption", "abort", "shared", "more than a rank holds"]
     assert all(seen[what] >= 20 for what in wanted), f"the runs met too little of what they are for: {seen}"

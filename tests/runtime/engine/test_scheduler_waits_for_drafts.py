@@ -12,7 +12,9 @@ PROMPT = (1, 2, 3)
 
 def make_scheduler(num_stages: int = 2, slots: int = 2) -> Scheduler:
     speculation = Speculation(7, 1, FREE, draft_context_tokens=128, has_draft_model=True)
-    return Scheduler(SlotLedger(num_stages, slots, 128), max_step_tokens=64, max_waiting=8, speculation=speculation)
+    return Scheduler(
+        SlotLedger(num_stages, num_stages * slots, 128), max_step_tokens=64, max_waiting=8, speculation=speculation
+    )
 
 
 def planned(scheduler: Scheduler) -> StepPlan:

@@ -9,14 +9,16 @@ from oracles.simulated_pipeline import GREEDY, make_request
 from stageline_runtime.engine.scheduling.row_selection import FirstRow
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, SlotFill, SlotTrim, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, SlotBlocks, SlotFill, StepPlan
 
 SHARED = tuple(range(100, 148))
 """Three blocks."""
 
 
 def make_scheduler(num_cohorts: int = 1, slots: int = 2, budget: int = 64, **ledger: Any) -> Scheduler:
-    return Scheduler(SlotLedger(num_cohorts, slots, 64, **ledger), max_step_tokens=budget, max_waiting=100)
+    return Scheduler(
+        SlotLedger(num_cohorts, num_cohorts * slots, 64, **ledger), max_step_tokens=budget, max_waiting=100
+    )
 
 
 def planned(scheduler: Scheduler) -> StepPlan:
@@ -39,28 +41,34 @@ def spans(plan: StepPlan) -> list[tuple[int, int, int]]:
 # -- prefixes ----------------------------------------------------------------------------------------------------
 
 
-def test_the_rest_of_a_prompt_is_computed_behind_what_its_slot_still_holds() -> None:
+def test_the_rest_of_a_prompt_is_computed_behind_what_is_still_cached() -> None:
     scheduler = make_scheduler(prefix_cache=True)
     scheduler.add(make_request("a", (*SHARED, 1), 1))
     finish(scheduler, planned(scheduler))
     scheduler.add(make_request("b", (*SHARED, 2, 3), 1))
     plan = planned(scheduler)
     assert plan.fills == (SlotFill(0, 2, GREEDY, cached_tokens=48),)
+    assert plan.tables == (
+        SlotBlocks(0, 0, ()),
+        SlotBlocks(0, 0, (0, 1, 2)),
+        SlotBlocks(0, 3, (3,), are_new=True),
+    )
     assert plan.rows == (PlanRow(0, 2, 48, 2, (2, 3), need_sample=True),)
     assert scheduler.first_rows() == [FirstRow("a", 49, 0), FirstRow("b", 50, 48)]
 
 
-def test_what_a_running_request_has_computed_is_copied_from_its_slot() -> None:
+def test_what_a_running_request_has_computed_is_shared() -> None:
     scheduler = make_scheduler(prefix_cache=True)
     scheduler.add(make_request("a", (*SHARED, 1), 9))
     planned(scheduler)
     scheduler.add(make_request("b", (*SHARED[:40], 2, 3), 1))
     plan = planned(scheduler)
-    assert plan.fills == (SlotFill(1, 1, GREEDY, cached_tokens=32, copy_from=0),)
+    assert plan.fills == (SlotFill(1, 1, GREEDY, cached_tokens=32),)
+    assert plan.tables == (SlotBlocks(1, 0, (0, 1)), SlotBlocks(1, 2, (4,), are_new=True))
     assert spans(plan) == [(0, 49, 1), (1, 32, 10)]
 
 
-def test_rows_of_the_same_plan_are_too_late_to_be_copied() -> None:
+def test_rows_of_the_same_plan_are_too_late_to_be_shared() -> None:
     scheduler = make_scheduler(prefix_cache=True, budget=100)
     scheduler.add(make_request("a", (*SHARED, 1), 9))
     scheduler.add(make_request("b", (*SHARED, 2), 9))
@@ -69,14 +77,14 @@ def test_rows_of_the_same_plan_are_too_late_to_be_copied() -> None:
     assert spans(plan) == [(0, 0, 49), (1, 0, 49)]
 
 
-def test_chunks_of_a_prompt_still_under_way_are_copied_as_far_as_earlier_plans_go() -> None:
+def test_chunks_of_a_prompt_still_under_way_are_shared_as_far_as_earlier_plans_go() -> None:
     scheduler = make_scheduler(num_cohorts=2, prefix_cache=True, budget=20)
     scheduler.add(make_request("a", (*SHARED, 1), 9))
     scheduler.add(make_request("b", (*SHARED, 2), 9))
     first, second = planned(scheduler), planned(scheduler)
     assert spans(first) == [(0, 0, 20)]
-    assert second.fills == (SlotFill(2, 1, GREEDY, cached_tokens=16, copy_from=0),)
-    assert spans(second) == [(2, 16, 20)]
+    assert second.fills == (SlotFill(1, 1, GREEDY, cached_tokens=16),)
+    assert spans(second) == [(1, 16, 20)]
 
 
 def test_answers_are_known_beginnings_too() -> None:
@@ -99,18 +107,18 @@ def test_the_last_stage_is_told_the_ids_it_needs_for_penalties() -> None:
     assert planned(scheduler).fills[0].cached_token_ids == SHARED
 
 
-def test_aborted_before_its_first_row_its_slot_keeps_what_it_held() -> None:
+def test_aborted_before_its_first_row_it_leaves_what_it_shared() -> None:
     scheduler = make_scheduler(prefix_cache=True, budget=1)
     scheduler.add(make_request("a", (*SHARED[:16], 1), 1))
     while scheduler.has_requests:
         finish(scheduler, planned(scheduler))
     scheduler.add(make_request("b", (9, 9), 1))
     scheduler.add(make_request("c", (*SHARED[:16], 2), 1))
-    assert spans(planned(scheduler)) == [(1, 0, 1)]
+    assert spans(planned(scheduler)) == [(0, 0, 1)]
     assert scheduler.abort("c")
     scheduler.add(make_request("d", (*SHARED[:16], 3), 1))
     planned(scheduler)
-    assert planned(scheduler).fills == (SlotFill(0, 3, GREEDY, cached_tokens=16),)
+    assert planned(scheduler).fills == (SlotFill(1, 2, GREEDY, cached_tokens=16),)
 
 
 def test_without_the_cache_everything_is_computed() -> None:
@@ -136,7 +144,7 @@ def test_the_youngest_loses_its_slot_and_starts_again_from_all_its_tokens() -> N
     assert finish(scheduler, first, 7) == ["a", "b"]
     third = planned(scheduler)
     assert spans(third) == [(0, 32, 1)]
-    assert third.trims == (SlotTrim(1, 0),)
+    assert third.tables == (SlotBlocks(1, 0, ()), SlotBlocks(0, 2, (2,), are_new=True))
     assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_preemptions) == (1, 1, 1)
     assert finish(scheduler, second, 8) == ["a"], "b's row was in flight and runs dead"
     assert spans(fourth := planned(scheduler)) == [(0, 33, 1)]
@@ -219,6 +227,18 @@ def test_nobody_loses_a_slot_in_vain() -> None:
     assert (scheduler.num_running, scheduler.num_preemptions) == (2, 0)
 
 
+def test_what_lower_ones_share_is_room_for_a_higher_one() -> None:
+    """Either of a and b alone would free a block; both together free all."""
+    scheduler = make_scheduler(slots=3, num_blocks=5, prefix_cache=True)
+    for name in "ab":
+        scheduler.add(make_request(name, (*SHARED, ord(name)), 9, priority=1))
+        planned(scheduler)
+    assert (scheduler.num_running, scheduler.ledger.held_blocks) == (2, 5)
+    scheduler.add(make_request("c", tuple(range(60)), 1))
+    planned(scheduler)
+    assert (scheduler.num_running, scheduler.num_preemptions) == (1, 2)
+
+
 # -- turns -------------------------------------------------------------------------------------------------------
 
 
@@ -230,13 +250,13 @@ def test_chunks_of_a_long_prompt_do_not_wait_for_their_cohorts_turn() -> None:
     first, second, third = planned(scheduler), planned(scheduler), planned(scheduler)
     assert [(plan.cohort, spans(plan)) for plan in (first, second, third)] == [
         (0, [(0, 0, 20)]),
-        (1, [(0, 20, 19), (2, 0, 1)]),
+        (1, [(0, 20, 19), (1, 0, 1)]),
         (0, [(0, 39, 11)]),
     ]
     assert [row.need_sample for row in third.rows] == [True]
     scheduler.add(make_request("c", tuple(range(60, 90)), 9))
     fourth = planned(scheduler)
-    assert (fourth.cohort, spans(fourth)) == (1, [(2, 1, 1), (3, 0, 19)]), (
+    assert (fourth.cohort, spans(fourth)) == (1, [(1, 1, 1), (2, 0, 19)]), (
         "nor do first chunks, once all stages have plans"
     )
 
@@ -248,13 +268,13 @@ def test_after_a_last_chunk_in_anothers_turn_the_first_token_must_be_known() -> 
     plans = [planned(scheduler) for _ in range(5)]
     assert [(plan.cohort, spans(plan)) for plan in plans] == [
         (0, [(0, 0, 20)]),
-        (1, [(0, 20, 10), (2, 0, 1)]),
-        (0, [(1, 0, 1)]),
-        (1, [(2, 1, 1)]),
-        (0, [(1, 1, 1)]),
+        (1, [(0, 20, 10), (1, 0, 1)]),
+        (0, [(2, 0, 1)]),
+        (1, [(1, 1, 1)]),
+        (0, [(2, 1, 1)]),
     ]
     assert [row.need_sample for row in plans[1].rows] == [True, True]
     assert scheduler.schedule() is None
     finish(scheduler, plans[0])
     finish(scheduler, plans[1])
-    assert [spans(planned(scheduler)) for _ in range(2)] == [[(2, 2, 1)], [(0, 30, 1)]]
+    assert [spans(planned(scheduler)) for _ in range(2)] == [[(1, 2, 1)], [(0, 30, 1)]]

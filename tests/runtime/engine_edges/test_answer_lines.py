@@ -8,6 +8,7 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from oracles.tokenizer_models import write_byte_level
 from processes.scripted_core_server import EOS_TOKEN_ID, VOCAB_SIZE, ScriptedCore, ids_of, says_nothing
@@ -41,17 +42,17 @@ TAKE = None
 @given(TEXTS, st.lists(st.integers(0, 2**31)), LOGPROBS)
 def test_a_delta_is_written_as_its_type_writes_it(text: str, ids: list[int], logprobs: list[TokenLogprob]) -> None:
     delta = Delta(text=text, token_ids=tuple(ids), logprobs=tuple(logprobs))
-    line = delta_json(text, ids, [one.model_dump() for one in logprobs])
-    assert line == delta.model_dump_json()
-    assert Delta.model_validate_json(line) == delta
-    assert "\n" not in line
+    line = delta_json(text, ids, [structs.asdict(one) for one in logprobs])
+    assert line == delta.to_json()
+    assert Delta.from_json(line) == delta
+    assert b"\n" not in line
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_what_json_has_no_number_for_is_written_as_its_type_writes_it(value: float) -> None:
     one = TokenLogprob(token_id=5, bytes=(1,), logprob=value, top_logprobs=())
-    line = delta_json("", [5], [one.model_dump()])
-    assert line == Delta(text="", token_ids=(5,), logprobs=(one,)).model_dump_json()
+    line = delta_json("", [5], [structs.asdict(one)])
+    assert line == Delta(text="", token_ids=(5,), logprobs=(one,)).to_json()
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +85,18 @@ def answer_to(request: AdmittedRequest, tokenizer: EngineTokenizer) -> AnswerLin
     return answer
 
 
-def waiting_lines(answer: AnswerLines) -> list[str]:
+def waiting_lines(answer: AnswerLines) -> list[bytes]:
     lines = []
     while answer.has_waiting:
         lines.append(answer.next_line())
     return lines
 
 
-def typed(lines: list[str]) -> list[Delta]:
-    return [Delta.model_validate_json(line) for line in lines if '"type":"delta"' in line[:20]]
+def typed(lines: list[bytes]) -> list[Delta]:
+    return [Delta.from_json(line) for line in lines if b'"type":"delta"' in line[:20]]
 
 
-def listed_in(lines: list[str]) -> list[TokenLogprob]:
+def listed_in(lines: list[bytes]) -> list[TokenLogprob]:
     return [one for delta in typed(lines) for one in delta.logprobs]
 
 
@@ -127,7 +128,7 @@ def test_log_probabilities_that_waited_are_written_as_their_types_write_them(
                 lines.append(answer.next_line())
         lines += waiting_lines(answer)
     deltas = typed(lines)
-    assert lines == [delta.model_dump_json() for delta in deltas]
+    assert lines == [delta.to_json() for delta in deltas]
     assert listed_in(lines) == [described(index, logprobs, tokenizer) for index, logprobs in all_sampled]
     for delta in deltas:
         assert list(delta.token_ids) == [one.token_id for one in delta.logprobs]
@@ -140,7 +141,7 @@ def test_whoever_stops_reading_between_lines_has_the_ids_of_all_its_text(
     tokenizer: EngineTokenizer, steps: list[str | None], with_logprobs: bool
 ) -> None:
     """Also within what came at once and is too much for a line."""
-    answer, lines = answer_to(admitted(), tokenizer), list[str]()
+    answer, lines = answer_to(admitted(), tokenizer), list[bytes]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("stageline_runtime.engine.edge.answer_lines.MOST_DELTA_BYTES", 70)
         for step in steps:
@@ -154,8 +155,8 @@ def test_whoever_stops_reading_between_lines_has_the_ids_of_all_its_text(
         text += delta.text
         ids += delta.token_ids
         assert tokenizer.decode(ids).startswith(text)
-        plain = delta.model_copy(update={"logprobs": ()}).model_dump_json()
-        assert len(plain.encode()) <= 70 + len(Delta(text="", token_ids=()).model_dump_json())
+        plain = structs.replace(delta, logprobs=()).to_json()
+        assert len(plain) <= 70 + len(Delta(text="", token_ids=()).to_json())
         assert [one.token_id for one in delta.logprobs] == (list(delta.token_ids) if with_logprobs else [])
     whole = "".join(step for step in steps if step is not TAKE)
     assert (text, tuple(ids)) == (whole, ids_of(whole))
@@ -183,7 +184,7 @@ def test_what_a_reader_that_lags_lets_wait_is_small(tokenizer: EngineTokenizer) 
             top = tuple((4 + (at + rank) % 256, -1.0 - at / 7 - rank) for rank in range(20))
             answer.take(TokenEvent((top[0][0],), (TokenLogprobs(top[0][1], top),)))
         _, most_bytes = tracemalloc.get_traced_memory()
-        told = sum(line.count('"top_logprobs"') for line in waiting_lines(answer))
+        told = sum(line.count(b'"top_logprobs"') for line in waiting_lines(answer))
         gc.collect()
         left_bytes, _ = tracemalloc.get_traced_memory()
     finally:
@@ -215,5 +216,5 @@ def test_an_id_that_is_none_ends_the_answer_after_what_came_before(tokenizer: En
     answer.take(one_each(ids_of("ab")))
     answer.take(TokenEvent(ids_of("c"), (TokenLogprobs(-1.0, ((2**40, -1.0),)),)))
     *lines, last = waiting_lines(answer)
-    assert "its log says why" in Failed.model_validate_json(last).message
+    assert "its log says why" in Failed.from_json(last).message
     assert [(delta.text, len(delta.logprobs)) for delta in typed(lines)] == [("ab", 2)]

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oracles.tokenizer_models import SPECIAL_TOKENS, write_byte_level
-from stageline_api.engine_http import ChatMessage, ChatPrompt
+from stageline_api.engine_http import ChatMessage, ChatPrompt, ToolFunction
 from stageline_runtime.engine.text.chat_template import ChatTemplate
 from stageline_runtime.engine.text.prompts import PromptReader
-from stageline_runtime.engine.text.tokenizer import read_tokenizer_config
+from stageline_runtime.engine.text.template_files import read_tokenizer_config
 from stageline_runtime.termination import RuntimeFailure
 
 CHATML_WITH_DEFAULT_SYSTEM = """
@@ -129,6 +130,9 @@ def test_text_and_ids_equal_transformers(tmp_path: Path, source: str, turns: lis
             id="named",
         ),
         pytest.param(
+            {"tokenizer_config.json": {"chat_template": [{"name": "rag", "template": "R"}]}}, None, id="no-default"
+        ),
+        pytest.param(
             {"tokenizer_config.json": {"chat_template": "A"}, "chat_template.jinja": "J"}, "J", id="own-file-wins"
         ),
         pytest.param({"chat_template.json": {"chat_template": "S"}}, "S", id="json-file"),
@@ -138,17 +142,17 @@ def test_text_and_ids_equal_transformers(tmp_path: Path, source: str, turns: lis
 def test_template_is_found(tmp_path: Path, files: dict[str, Any], expected: str | None) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    assert read_tokenizer_config(tmp_path).chat_template == expected
+    assert read_tokenizer_config(tmp_path).chat_templates.get("default") == expected
 
 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        pytest.param("tokenizer_config.json", "{", "tokenizer_config.json is not JSON", id="json"),
-        pytest.param("tokenizer_config.json", "[]", "must hold a JSON object, not list", id="object"),
+        pytest.param("tokenizer_config.json", "{", "tokenizer_config.json can't be read", id="json"),
+        pytest.param("tokenizer_config.json", "[]", "must hold a JSON object", id="object"),
         pytest.param("tokenizer_config.json", '{"chat_template": 7}', "must be a string or a list, not int", id="type"),
         pytest.param(
-            "tokenizer_config.json", '{"chat_template": [{"name": "rag"}]}', "none of them 'default'", id="named"
+            "tokenizer_config.json", '{"chat_template": [{"name": "rag"}]}', "not a name with its template", id="named"
         ),
         pytest.param("chat_template.jinja", b"\xff", "chat_template.jinja can't be read", id="encoding"),
     ],
@@ -163,11 +167,36 @@ def test_broken_settings_stop_the_start_with_the_file_named(
 
 def test_special_tokens_come_from_either_file_and_either_form(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<old>", "pad_token": "<pad>"}', encoding="utf-8")
-    config = {"bos_token": {"content": "<s>", "special": True}, "eos_token": None, "add_bos_token": True}
+    config = {"eos_token": {"content": "<s>", "special": True}, "unk_token": None, "add_bos_token": True}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert read_tokenizer_config(tmp_path).special_tokens == {"bos_token": SPECIAL_TOKENS[0], "pad_token": "<pad>"}
+    expected = {"bos_token": "<old>", "pad_token": "<pad>", "eos_token": SPECIAL_TOKENS[0]}
+    assert read_tokenizer_config(tmp_path).special_tokens == expected
 
 
 def test_a_template_that_is_not_jinja_stops_the_start_with_the_line_named() -> None:
     with pytest.raises(RuntimeFailure, match="not valid Jinja: line 2"):
         ChatTemplate("fine\n{% for %}", {})
+
+
+TOOL = ToolFunction(name="f", description="d", parameters={"type": "object", "properties": {}})
+TOOLS = [{"type": "function", "function": structs.asdict(TOOL)}]
+WITH_TOOLS = "{{ tools | tojson }}<tool_call>" + TEMPLATES["chatml"]
+
+
+@pytest.mark.parametrize("is_list", [True, False], ids=["list", "folder"])
+def test_a_template_named_tool_use_is_for_chats_with_tools(tmp_path: Path, is_list: bool) -> None:
+    if is_list:
+        named = [{"name": "tool_use", "template": WITH_TOOLS}, {"name": "default", "template": TEMPLATES["chatml"]}]
+        directory = write_byte_level(tmp_path, chat_template=named)
+    else:
+        directory = write_byte_level(tmp_path, chat_template="unused")
+        (directory / "chat_template.jinja").write_text(TEMPLATES["chatml"], encoding="utf-8")
+        (directory / "additional_chat_templates").mkdir()
+        (directory / "additional_chat_templates/tool_use.jinja").write_text(WITH_TOOLS, encoding="utf-8")
+    reader = PromptReader.load(directory, vocab_size=260, max_model_len=4096, eos_token_ids=[1])
+    messages = [{"role": "user", "content": "hi"}]
+    for tools, given in (((TOOL,), TOOLS), ((), None)):
+        prompt = ChatPrompt(messages=chat([("user", "hi")]), tools=tools)
+        expected = oracle(directory).apply_chat_template(messages, tools=given, add_generation_prompt=True)
+        assert list(reader.render_prompt(prompt)) == expected["input_ids"], tools
+        assert reader.tool_call_format(prompt) == ("tagged" if tools else None)

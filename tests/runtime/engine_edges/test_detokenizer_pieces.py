@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.tokenizer_models import SPECIAL_TOKENS, write_byte_fallback, write_byte_level
@@ -38,7 +38,6 @@ crossing_ids = st.lists(st.integers(FIRST_BYTE_ID + 256, BYTE_LEVEL_SIZE - 1), m
 high_byte_ids = st.binary(max_size=60).map(lambda data: ids_of_bytes(bytes(byte | 0x80 for byte in data)))
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     token_ids=st.lists(st.one_of(any_ids, emoji_ids, crossing_ids, high_byte_ids), max_size=4).map(
         lambda runs: list(chain.from_iterable(runs))
@@ -58,7 +57,6 @@ def test_pieces_join_to_the_decoding_of_all_ids(
     assert "".join(pieces) == byte_level.decode(token_ids), pieces
 
 
-@settings(max_examples=200, deadline=None)
 @given(text=st.text(alphabet=st.sampled_from("the a café!\n07 €😀👩‍👩‍👧é\u0301中"), max_size=40))
 def test_pieces_join_with_byte_fallback_and_leading_spaces(byte_fallback: EngineTokenizer, text: str) -> None:
     token_ids = byte_fallback.encode(text, add_special_tokens=False)
@@ -66,6 +64,44 @@ def test_pieces_join_with_byte_fallback_and_leading_spaces(byte_fallback: Engine
     pieces = [detokenizer.push((index,)) for index in token_ids] + [detokenizer.flush()]
     assert "".join(pieces) == byte_fallback.decode(token_ids), pieces
     assert all(REPLACEMENT not in piece for piece in pieces), pieces
+
+
+@given(
+    prompt=st.text(alphabet=st.sampled_from("the a café!\n07 €😀中"), max_size=60),
+    text=st.text(alphabet=st.sampled_from("the a café!\n07 €😀中"), max_size=30),
+)
+def test_an_output_is_what_it_adds_to_the_decoding_of_its_prompt(
+    byte_fallback: EngineTokenizer, prompt: str, text: str
+) -> None:
+    prompt_ids = byte_fallback.encode(prompt, add_special_tokens=False)
+    token_ids = byte_fallback.encode(text, add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(byte_fallback, prompt_ids)
+    pieces = [detokenizer.push((index,)) for index in token_ids] + [detokenizer.flush()]
+    assert byte_fallback.decode(prompt_ids) + "".join(pieces) == byte_fallback.decode(prompt_ids + token_ids), pieces
+
+
+@pytest.mark.parametrize("num_special", [0, 1, 40])
+def test_the_first_word_keeps_its_blank_behind_a_prompt(byte_fallback: EngineTokenizer, num_special: int) -> None:
+    prompt_ids = [*byte_fallback.encode("the café", add_special_tokens=False), *[1] * num_special]
+    [mark, *_] = byte_fallback.encode(" the", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(byte_fallback, prompt_ids)
+    assert detokenizer.push((mark,)) == " "
+
+
+def test_a_character_whose_first_half_is_the_prompts_belongs_to_the_output(byte_level: EngineTokenizer) -> None:
+    data = "aé€".encode()
+    for cut in range(2, len(data)):
+        detokenizer = IncrementalDetokenizer(byte_level, ids_of_bytes(data[:cut]))
+        whole = data[:cut].decode(errors="ignore")
+        pieces = [detokenizer.push((index,)) for index in ids_of_bytes(data[cut:] + b"x")]
+        assert whole + "".join(pieces) == "aé€x", (cut, pieces)
+
+
+def test_half_a_character_that_the_output_does_not_complete_stays_the_prompts(byte_level: EngineTokenizer) -> None:
+    detokenizer = IncrementalDetokenizer(byte_level, ids_of_bytes("a€".encode()[:-1]))
+    assert detokenizer.push(ids_of_bytes(b"x")) == "x"
+    typed = IncrementalDetokenizer(byte_level, ids_of_bytes(f"a{REPLACEMENT}".encode()))
+    assert typed.push(ids_of_bytes(b"x")) == "x"
 
 
 @pytest.mark.parametrize("text", ["😀", "aé€😀b", "👩‍👩‍👧", "日本語"], ids=ascii)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from processes.scripted_core_server import MAX_MODEL_LEN, ScriptedCore, says, serve
@@ -33,33 +34,34 @@ def generate_answer(directory: Path, core: ScriptedCore, **arguments: Any) -> ht
 
 CHAT_WITHOUT_ROLE = {"kind": "chat", "messages": [{"content": "x"}]}
 CASES = [
-    pytest.param({"content": b"{"}, None, "can't be read: Invalid JSON", id="malformed"),
-    pytest.param({"content": b""}, None, "can't be read: Invalid JSON", id="no-body"),
-    pytest.param({"content": b"\xff\xfe"}, None, "can't be read: Invalid JSON", id="not-utf8"),
-    pytest.param({"content": b'{"request_id": "a\\ud800"}'}, None, "can't be read: Invalid JSON", id="surrogate"),
+    pytest.param({"content": b"{"}, None, "can't be read", id="malformed"),
+    pytest.param({"content": b""}, None, "can't be read", id="no-body"),
+    pytest.param({"content": b"\xff\xfe"}, None, "can't be read", id="not-utf8"),
+    pytest.param({"content": b'{"request_id": "a\\ud800"}'}, None, "can't be read", id="surrogate"),
     pytest.param({"content": b"[]"}, None, "can't be read", id="not-an-object"),
-    pytest.param({"json": {"request_id": "r"}}, "prompt", "prompt: Field required", id="no-prompt"),
+    pytest.param({"json": {"request_id": "r"}}, "prompt", "prompt: Object missing required field", id="no-prompt"),
     pytest.param({"json": GOOD | {"request_id": ""}}, "request_id", "request_id: .*not ''", id="empty-id"),
-    pytest.param({"json": GOOD | {"temprature": 1}}, "temprature", "temprature: .*not permitted, not 1", id="unknown"),
     pytest.param(
         {"json": GOOD | {"sampling": {"temperature": 9}}},
         "temperature",
-        r"sampling\.temperature: .*less than or equal to 2, not 9",
+        r"sampling\.temperature: .*<= 2.0, not 9",
         id="temperature",
     ),
     pytest.param(
         {"json": GOOD | {"prompt": CHAT_WITHOUT_ROLE}},
         "messages",
-        r"prompt\.messages\.0\.role: Field required",
+        r"prompt\.messages\[0\]\.role: Object missing required field",
         id="role",
     ),
     pytest.param(
         {"json": GOOD | {"prompt": {"kind": "tokens", "token_ids": ["x"]}}},
         "prompt",
-        r"prompt\.token_ids\.0: .*not 'x'",
+        r"prompt\.token_ids\[0\]: .*not 'x'",
         id="token",
     ),
-    pytest.param({"json": GOOD | {"prompt": {"kind": "song"}}}, "prompt", "prompt: .*'song'", id="prompt-kind"),
+    pytest.param(
+        {"json": GOOD | {"prompt": {"kind": "song"}}}, "prompt", "prompt.kind: Invalid value 'song'", id="prompt-kind"
+    ),
     pytest.param({"json": GOOD | {"sampling": {"stop": [""]}}}, "stop", "must not be empty", id="empty-stop"),
     pytest.param(
         {"json": GOOD | {"prompt": {"kind": "tokens", "token_ids": [300]}}}, "prompt", "Token id 300", id="vocabulary"
@@ -74,7 +76,7 @@ def test_bad_requests_are_refused_by_name(
     core = ScriptedCore(says("never"))
     response = generate_answer(tmp_path, core, **arguments)
     assert response.status_code == 400, response.text
-    error = EngineError.model_validate_json(response.content)
+    error = EngineError.from_json(response.content)
     assert (error.code, error.param, error.retry_after_seconds) == (ErrorCode.INVALID_VALUE, param, None)
     assert re.search(words, error.message), error.message
     assert core.submitted == []
@@ -83,7 +85,7 @@ def test_bad_requests_are_refused_by_name(
 def test_a_prompt_longer_than_the_context_names_both_numbers(tmp_path: Path) -> None:
     request = GOOD | {"prompt": {"kind": "text", "text": "x" * (MAX_MODEL_LEN + 1)}}
     response = generate_answer(tmp_path, ScriptedCore(says("never")), json=request)
-    error = EngineError.model_validate_json(response.content)
+    error = EngineError.from_json(response.content)
     assert (response.status_code, error.code) == (400, ErrorCode.CONTEXT_LENGTH_EXCEEDED)
     assert f"{MAX_MODEL_LEN + 1} tokens" in error.message
     assert f"at most {MAX_MODEL_LEN - 1}" in error.message
@@ -92,7 +94,7 @@ def test_a_prompt_longer_than_the_context_names_both_numbers(tmp_path: Path) -> 
 def test_a_body_over_the_limit_is_refused_unread(tmp_path: Path) -> None:
     response = generate_answer(tmp_path, ScriptedCore(says("never")), content=b" " * 300_000)
     assert response.status_code == 413
-    assert "larger than 200000 bytes" in EngineError.model_validate_json(response.content).message
+    assert "larger than 200000 bytes" in EngineError.from_json(response.content).message
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_the_cores_refusal_says_when_to_try_again(
 ) -> None:
     response = generate_answer(tmp_path, ScriptedCore(says("never"), phase=phase), json=GOOD)
     assert (response.status_code, response.headers["retry-after"]) == (503, retry_after)
-    assert EngineError.model_validate_json(response.content).code is code
+    assert EngineError.from_json(response.content).code is code
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,7 @@ def test_info_and_metrics(tmp_path: Path) -> None:
     info, metrics = ask(
         ScriptedCore(says("")), tmp_path, ("GET", "/v1/info", {}), ("GET", "/metrics", {"headers": {"accept": "a/b"}})
     )
-    assert ModelInfo.model_validate_json(info.content).max_model_len == MAX_MODEL_LEN
+    assert ModelInfo.from_json(info.content).max_model_len == MAX_MODEL_LEN
     assert metrics.headers["content-type"] == "text/plain; version=0.0.4; asked=a/b"
     assert "stageline_test 7.0" in metrics.text
 
@@ -189,16 +191,24 @@ def test_a_bug_shows_a_sentence_and_no_traceback(tmp_path: Path) -> None:
     [response] = ask(BrokenCore(says("")), tmp_path, ("GET", "/v1/info", {}))
     assert response.status_code == 500
     message = "The engine failed on this request; its log says why."
-    assert response.json() == Failed(message=message).model_dump()
+    assert response.json() == msgspec.to_builtins(Failed(message=message))
+
+
+def test_fields_that_this_version_does_not_know_are_ignored(tmp_path: Path) -> None:
+    newer = {"of_a_newer_gateway": {"is": [1]}}
+    asked = GOOD | newer | {"prompt": {"kind": "text", "text": "hello"} | newer, "sampling": {"max_tokens": 3} | newer}
+    response = generate_answer(tmp_path, ScriptedCore(says("ok")), json=asked)
+    assert response.status_code == 200, response.text
+    assert json.loads(response.text.splitlines()[-1])["type"] == "finished"
 
 
 def test_unknown_paths_and_wrong_methods_are_answered_in_the_same_form(tmp_path: Path) -> None:
     missing, wrong = ask(ScriptedCore(says("x")), tmp_path, ("GET", "/nowhere", {}), ("GET", "/v1/generate", {}))
     assert (missing.status_code, wrong.status_code) == (404, 405)
-    unknown = EngineError.model_validate_json(missing.content)
+    unknown = EngineError.from_json(missing.content)
     assert unknown.code is ErrorCode.NOT_FOUND
     assert "'/nowhere'" in unknown.message
-    not_allowed = EngineError.model_validate_json(wrong.content)
+    not_allowed = EngineError.from_json(wrong.content)
     assert not_allowed.code is ErrorCode.METHOD_NOT_ALLOWED
     assert "GET" in not_allowed.message
     assert wrong.headers["allow"] == "POST"

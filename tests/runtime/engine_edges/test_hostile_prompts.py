@@ -4,20 +4,34 @@ import asyncio
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
-from pydantic import ValidationError
 
 from oracles.tokenizer_models import write_byte_level
+from processes.cpu_bounds import CpuBound
 from processes.scripted_core_server import ScriptedCore, says, serve
-from stageline_api.engine_http import MAX_MESSAGES, ChatMessage, ChatPrompt, ErrorCode, Prompt, TextPrompt
-from stageline_runtime.engine.edge.generation import LARGE, ReadingThreads
+from stageline_api.engine_http import (
+    MAX_MESSAGES,
+    ChatMessage,
+    ChatPrompt,
+    ErrorCode,
+    GenerateRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    ToolCall,
+    ToolFunction,
+    UnreadableError,
+)
+from stageline_runtime.engine.edge.generation import LARGE, Generation, ReadingThreads
 from stageline_runtime.engine.edge.routes import MAX_BODY_BYTES
 from stageline_runtime.engine.errors import PromptError
+from stageline_runtime.engine.text.chat_template import ChatTemplate
+from stageline_runtime.engine.text.prompt_size import work_of
 from stageline_runtime.engine.text.prompts import MOST_CHARACTERS_A_TOKEN, PromptReader
 
 CONTEXT = 8192
@@ -44,13 +58,13 @@ TEXT: Final = b'{"kind":"text","text":"%s"}'
 IDS: Final = b'{"kind":"tokens","token_ids":[%s]}'
 USER: Final = b'{"role":"user","content":"%s"}'
 AT_THE_DOOR: Final[dict[str, tuple[Callable[[], bytes], str]]] = {
-    "texts for ids": (lambda: asking(IDS % b",".join([b'"x"'] * 1_000_000)), "prompt.token_ids.0: "),
-    "numbers for messages": (lambda: asking_chat(*[b"1"] * 2_000_000), "prompt.messages.0: "),
+    "texts for ids": (lambda: asking(IDS % b",".join([b'"x"'] * 1_000_000)), "prompt.token_ids[0]: "),
+    "numbers for messages": (lambda: asking_chat(*[b"1"] * 2_000_000), "prompt.messages[0]: "),
     "one stop string": (lambda: asking(SMALL, b'{"stop":["%s"]}' % DIGITS.encode()), "at most 256 are allowed"),
     "digits": (lambda: asking(TEXT % DIGITS.encode()), "4194304 characters"),
     "digits in a chat": (lambda: asking_chat(USER % DIGITS.encode()), "4194304 characters"),
     "digits that are few enough": (lambda: asking(TEXT % (b"7" * 900_000)), "900000 tokens"),
-    "140,000 messages": (lambda: asking_chat(*[USER % b""] * 140_000), "at most 8192 items"),
+    "140,000 messages": (lambda: asking_chat(*[USER % b""] * 140_000), "length <= 8192"),
     "messages that are few enough": (lambda: asking_chat(*[USER % (b"7" * 100)] * MAX_MESSAGES), "819200 tokens"),
 }
 """What an engine's port is asked that is dear to check or to read, and what it says to it."""
@@ -76,7 +90,7 @@ def chat(*contents: str) -> ChatPrompt:
     ],
 )
 def test_a_prompt_that_no_context_holds_is_refused_by_its_characters(
-    reader: PromptReader, prompt: Prompt, param: str
+    reader: PromptReader, prompt: Prompt, param: str, cpu_bound: CpuBound
 ) -> None:
     began = time.thread_time()
     with pytest.raises(PromptError) as refused:
@@ -91,12 +105,12 @@ def test_a_prompt_that_no_context_holds_is_refused_by_its_characters(
         tracemalloc.stop()
     assert (refused.value.code, refused.value.param) == (ErrorCode.CONTEXT_LENGTH_EXCEEDED, param)
     assert f"takes {LONGEST} at most" in refused.value.message
-    assert spent < LOOP_SECONDS, f"{spent:.3f} s of CPU"
+    assert cpu_bound.holds(spent, LOOP_SECONDS), f"{spent:.3f} s of CPU"
     assert most_bytes < 256 * 1024, f"{most_bytes} bytes for {len(DIGITS)} characters"
 
 
 @pytest.mark.parametrize("name", AT_THE_DOOR)
-def test_what_is_refused_at_the_door_has_the_loop_for_a_moment(tmp_path: Path, name: str) -> None:
+def test_what_is_refused_at_the_door_has_the_loop_for_a_moment(tmp_path: Path, name: str, cpu_bound: CpuBound) -> None:
     """Whether it is refused by its form, by its length or by its tokens: the rest is not done in the loop."""
     body, words = AT_THE_DOOR[name][0](), AT_THE_DOOR[name][1]
     core, spent = ScriptedCore(script=says("never")), list[float]()
@@ -110,7 +124,7 @@ def test_what_is_refused_at_the_door_has_the_loop_for_a_moment(tmp_path: Path, n
     async def run() -> int:
         async with serve(core, tmp_path, max_body_bytes=MAX_BODY_BYTES) as client:
             # Of several tries the least counts: Python collects its garbage in whatever thread it comes to.
-            while not spent or min(spent) >= LOOP_SECONDS:
+            while not spent or not cpu_bound.holds(min(spent), LOOP_SECONDS):
                 assert len(spent) < TRIES, f"{spent} s of the loop for {len(body)} bytes"
                 began = time.thread_time()
                 said = await refusal(client)
@@ -137,9 +151,110 @@ def test_a_template_that_writes_more_than_it_was_given_is_held_to_the_same(tmp_p
 
 def test_a_chat_has_no_more_messages_than_a_template_may_run_over() -> None:
     message = ChatMessage(role="user", content="")
-    ChatPrompt(messages=(message,) * MAX_MESSAGES)
-    with pytest.raises(ValidationError, match="at most 8192"):
-        ChatPrompt(messages=(message,) * (MAX_MESSAGES + 1))
+    ChatPrompt.from_json(ChatPrompt(messages=(message,) * MAX_MESSAGES).to_json())
+    with pytest.raises(UnreadableError, match="<= 8192"):
+        ChatPrompt.from_json(ChatPrompt(messages=(message,) * (MAX_MESSAGES + 1)).to_json())
+
+
+def nested(value: object, depth: int) -> object:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def with_tool(parameters: object) -> ChatPrompt:
+    tool = ToolFunction(name="f", description="d", parameters={"a": parameters})
+    return ChatPrompt(messages=(ChatMessage(role="user", content="x"),), tools=(tool,))
+
+
+def with_call(arguments: Any, name: str = "f") -> ChatPrompt:
+    call = ToolCall(id="1", name=name, arguments=arguments)
+    return ChatPrompt(messages=(ChatMessage(role="assistant", content="", tool_calls=(call,)),))
+
+
+EXPENSIVE: Final[dict[str, ChatPrompt]] = {
+    "numbers of a tool": with_tool([1] * 5_000),
+    "few numbers of a tool, deep": with_tool(nested([1] * 200, 150)),
+    "a long name in a tool": with_tool({"x" * 70_000: 1}),
+    "a long description": with_tool({"description": "x" * 70_000}),
+    "arguments of a call": with_call({"a": [1] * 5_000}),
+    "arguments of a call as a text": with_call('{"a": [' + "1," * 2_000 + "1]}"),
+    "long names of calls": ChatPrompt(messages=with_call({}, name="f" * 128).messages * 400),
+    "what the assistant thought": ChatPrompt(
+        messages=(ChatMessage(role="assistant", content="", reasoning="x" * 70_000),)
+    ),
+    "many small calls": ChatPrompt(messages=with_call({}).messages * 4_000),
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_what_a_template_writes_beside_messages_counts_for_a_chats_size(name: str) -> None:
+    assert work_of(EXPENSIVE[name], LARGE) > LARGE
+    assert work_of(with_tool({"type": "object", "properties": {"a": {"type": "string"}}}), LARGE) < LARGE // 50
+
+
+def test_counting_stops_where_a_prompt_is_known_to_be_large() -> None:
+    class Counted(list[int]):
+        read = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for each in super().__iter__():
+                Counted.read += 1
+                yield each
+
+    prompt = with_tool(1)
+    prompt.tools[0].parameters["a"] = Counted([1] * 1_000_000)
+    assert work_of(prompt, LARGE) > LARGE
+    assert Counted.read < 10_000
+
+
+def test_tools_that_no_context_holds_are_refused_before_they_are_rendered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_byte_level(tmp_path, chat_template="<tool_call>{{ tools | tojson(indent=4) }}" + TEMPLATE)
+    reader = PromptReader.load(tmp_path, vocab_size=260, max_model_len=CONTEXT, eos_token_ids=[1])
+    monkeypatch.setattr(ChatTemplate, "render", lambda *_: pytest.fail("it was rendered"))
+    with pytest.raises(PromptError, match=f"takes {LONGEST} at most"):
+        reader.render_prompt(with_tool(nested([1] * 300_000, 150)))
+
+
+def test_a_chat_of_many_tools_keeps_no_other_chat_from_its_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_byte_level(tmp_path, chat_template="<tool_call>{{ tools | tojson(indent=4) }}" + TEMPLATE)
+    reader = PromptReader.load(tmp_path, vocab_size=260, max_model_len=CONTEXT, eos_token_ids=[1])
+    begun, going = threading.Event(), threading.Event()
+    render = ChatTemplate.render
+
+    def waiting(self: ChatTemplate, messages: Any, tools: Any = (), *rest: Any) -> str:
+        if tools:
+            begun.set()
+            going.wait()
+        return render(self, messages, tools, *rest)
+
+    monkeypatch.setattr(ChatTemplate, "render", waiting)
+
+    async def no_guide(_: str) -> None:
+        pytest.fail("no guide is asked for")
+
+    def asking_for(prompt: ChatPrompt, request_id: str) -> GenerateRequest:
+        return GenerateRequest(request_id=request_id, prompt=prompt, sampling=SamplingParams(max_tokens=1))
+
+    async def run() -> None:
+        core = ScriptedCore(script=says("never"))
+        generation = Generation(core, reader, no_guide, ReadingThreads())
+        large = asyncio.create_task(generation.read(asking_for(with_tool([1] * 5_000), "large")))
+        try:
+            assert await asyncio.to_thread(begun.wait, 60)
+            async with asyncio.timeout(60):
+                small = await generation.read(asking_for(chat("hi"), "small"))
+            assert small[0].prompt_token_ids
+            assert not large.done()
+        finally:
+            going.set()
+            await asyncio.gather(large, return_exceptions=True)
+
+    asyncio.run(run())
 
 
 def test_large_prompts_wait_for_each_other_and_small_ones_for_none() -> None:

@@ -94,7 +94,7 @@ def test_any_bytes_are_answered_as_by_themselves(runner: asyncio.Runner, ways: B
     runner.run(ask())
 
 
-@pytest.mark.parametrize("depth", [150, 180, 190, 199, 200, 250, 400])
+@pytest.mark.parametrize("depth", [150, 200, 400, 20_000])
 def test_a_deeply_nested_tool_is_its_own_streams_matter(runner: asyncio.Runner, ways: BothWays, depth: int) -> None:
     """A parser bounds how deep JSON may be; nothing around the request takes a part of that."""
     nested = '{"a":' * depth + "{}" + "}" * depth
@@ -109,8 +109,8 @@ def test_a_deeply_nested_tool_is_its_own_streams_matter(runner: asyncio.Runner, 
         assert merged(told) == merged(await ways.alone(request))
         # What can be parsed is refused for what it says: this chat template has no place for tools.
         error = told[0]["error"]
-        assert error["param"] == ("tools" if depth <= 190 else None), error
-        assert ("recursion limit" in error["message"]) == (depth > 190), error
+        assert error.get("param") == ("tools" if depth <= 400 else None), error
+        assert ("recursion" in error["message"]) == (depth > 400), error
         assert merged(await ways.shared(WRITTEN))[0] == "ok"
 
     runner.run(ask())

@@ -1,7 +1,7 @@
 """Stop strings end the text where a plain search says, whatever the pieces, and nothing of one ever leaks."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_runtime.engine.text.detokenizer import StopStrings
@@ -18,7 +18,6 @@ def plain_search(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text[: end + negative_length], stop
 
 
-@settings(max_examples=500, deadline=None)
 @given(pieces=st.lists(few_letters, max_size=10), stops=st.lists(few_letters.filter(bool), max_size=4))
 def test_any_pieces_give_what_a_search_of_the_whole_text_gives(pieces: list[str], stops: list[str]) -> None:
     scanner = StopStrings(stops)
@@ -34,7 +33,6 @@ def test_any_pieces_give_what_a_search_of_the_whole_text_gives(pieces: list[str]
     assert matched == (expected_stop is not None)
 
 
-@settings(max_examples=300, deadline=None)
 @given(pieces=st.lists(few_letters, max_size=10), stops=st.lists(few_letters.filter(bool), min_size=1, max_size=4))
 def test_no_more_is_held_back_than_may_become_a_stop_string(pieces: list[str], stops: list[str]) -> None:
     scanner, text, released = StopStrings(stops), "", ""

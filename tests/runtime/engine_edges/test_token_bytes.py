@@ -11,7 +11,7 @@ from stageline_runtime.engine.text.token_bytes import TokenBytes
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=30))
 def test_byte_level_tokens_add_up_to_the_text(text: str, tmp_path: Path) -> None:
     if not (tmp_path / "tokenizer.json").exists():

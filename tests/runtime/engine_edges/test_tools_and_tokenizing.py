@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from oracles.tokenizer_models import write_byte_level
 from processes.scripted_core_server import MAX_MODEL_LEN, ScriptedCore, ids_of, says, serve
@@ -55,7 +56,7 @@ def test_tools_and_calls_render_as_in_transformers(tmp_path: Path, add_generatio
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "wet", "tool_call_id": "c1"},
     ]
-    tools = [{"type": "function", "function": WEATHER.model_dump()}]
+    tools = [{"type": "function", "function": structs.asdict(WEATHER)}]
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path)
     expected = tokenizer.apply_chat_template(
         messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
@@ -112,7 +113,7 @@ def test_tools_are_refused_where_calls_could_not_be_read(tmp_path: Path, templat
     with pytest.raises(PromptError, match=words) as refused:
         prompts.render_prompt(prompt)
     assert refused.value.body().param == "tools"
-    prompts.render_prompt(prompt.model_copy(update={"tools_guided": True}))
+    prompts.render_prompt(structs.replace(prompt, tools_guided=True))
 
 
 def post(directory: Path, path: str, body: object) -> httpx.Response:
@@ -143,4 +144,4 @@ def test_text_and_ids_turn_into_each_other(tmp_path: Path) -> None:
 def test_what_is_no_prompt_is_refused_by_name(tmp_path: Path, path: str, body: object, param: str) -> None:
     answered = post(tmp_path, path, body)
     assert answered.status_code == 400
-    assert EngineError.model_validate_json(answered.content).param == param
+    assert EngineError.from_json(answered.content).param == param

@@ -4,16 +4,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-import httpx
 import pytest
 
 from processes.scripted_core_server import ScriptedCore, says, serve, until
 from stageline_api.engine_http import EngineError, ErrorCode, Finished, GenerateRequest, SamplingParams, TextPrompt
 from stageline_gateway.engine_client.generation import EngineClient, EngineTimeouts
-from stageline_gateway.engine_client.run_events import EngineEvent, EngineRefusedError
+from stageline_gateway.engine_client.run_events import EngineEvent, EngineLostError, EngineRefusedError, LossKind
 from stageline_gateway.engine_key import EngineKey
 from stageline_gateway.engine_trust import EngineAddress
-from stageline_runtime.engine.edge import connection_streams, event_stream, routes
+from stageline_runtime.engine.edge import connection_streams
 from stageline_runtime.engine.errors import EngineRefusal
 from stageline_runtime.engine.text.schema_check import SchemaCheck
 
@@ -21,14 +20,12 @@ SILENCE_SECONDS = 0.6
 """That the gateway allows."""
 DEAR = '{"type":"integer","multipleOf":399989}'
 """More than a second of CPU."""
-SHARED_OR_NOT = pytest.mark.parametrize("shares", [True, False], ids=["shared", "alone"])
 Ask = Callable[[GenerateRequest], Awaitable[list[EngineEvent]]]
 
 
 @pytest.fixture(autouse=True)
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (connection_streams, event_stream, routes):
-        monkeypatch.setattr(module, "QUEUED_WORD_SECONDS", 0.05)
+    monkeypatch.setattr(connection_streams, "QUEUED_WORD_SECONDS", 0.05)
 
 
 def guided(schema: str = "{}", request_id: str = "r1") -> GenerateRequest:
@@ -37,7 +34,7 @@ def guided(schema: str = "{}", request_id: str = "r1") -> GenerateRequest:
     )
 
 
-def asking(directory: Path, shares: bool, use: Callable[[Ask], Awaitable[None]]) -> None:
+def asking(directory: Path, use: Callable[[Ask], Awaitable[None]]) -> None:
     """Run `use` with a gateway's client of an engine."""
 
     async def run() -> None:
@@ -50,7 +47,7 @@ def asking(directory: Path, shares: bool, use: Callable[[Ask], Awaitable[None]])
                 def take(events: Sequence[EngineEvent]) -> None:
                     seen.extend(events)
 
-                await client.generate(EngineAddress(str(engine.base_url).rstrip("/")), request, take, shares=shares)
+                await client.generate(EngineAddress(str(engine.base_url).rstrip("/")), request, take)
                 return seen
 
             try:
@@ -62,8 +59,7 @@ def asking(directory: Path, shares: bool, use: Callable[[Ask], Awaitable[None]])
     asyncio.run(run())
 
 
-@SHARED_OR_NOT
-def test_a_dear_schema_is_refused_by_an_engine_that_was_never_silent(tmp_path: Path, shares: bool) -> None:
+def test_a_dear_schema_is_refused_by_an_engine_that_was_never_silent(tmp_path: Path) -> None:
     async def use(ask: Ask) -> None:
         began = asyncio.get_running_loop().time()
         with pytest.raises(EngineRefusedError) as refused:
@@ -72,12 +68,11 @@ def test_a_dear_schema_is_refused_by_an_engine_that_was_never_silent(tmp_path: P
         assert (refused.value.error.code, refused.value.error.param) == (ErrorCode.INVALID_VALUE, "response_format")
         assert asyncio.get_running_loop().time() - began > SILENCE_SECONDS, "it was refused too soon to tell"
 
-    asking(tmp_path, shares, use)
+    asking(tmp_path, use)
 
 
-@SHARED_OR_NOT
 def test_a_request_that_waits_longer_than_an_engine_may_be_silent_is_answered(
-    tmp_path: Path, shares: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(_self: SchemaCheck, _schema: str) -> None:
         await asyncio.sleep(2 * SILENCE_SECONDS)
@@ -88,12 +83,11 @@ def test_a_request_that_waits_longer_than_an_engine_may_be_silent_is_answered(
         events = await ask(guided())
         assert isinstance(events[-1], Finished), events
 
-    asking(tmp_path, shares, use)
+    asking(tmp_path, use)
 
 
-@SHARED_OR_NOT
 def test_who_waited_too_long_is_refused_and_the_engine_not_lost(
-    tmp_path: Path, shares: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(_self: SchemaCheck, _schema: str) -> None:
         await asyncio.sleep(2 * SILENCE_SECONDS)
@@ -108,13 +102,12 @@ def test_who_waited_too_long_is_refused_and_the_engine_not_lost(
             code=ErrorCode.NOT_READY, message="Schemas wait.", retry_after_seconds=2.0
         )
 
-    asking(tmp_path, shares, use)
+    asking(tmp_path, use)
 
 
-@SHARED_OR_NOT
 @pytest.mark.parametrize("leaves_after", [0.0, 0.3], ids=["before-it-is-told-to-wait", "while-it-waits"])
 def test_a_gateway_that_leaves_has_the_guide_given_up(
-    tmp_path: Path, shares: bool, leaves_after: float, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, leaves_after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting: list[str] = []
 
@@ -135,7 +128,7 @@ def test_a_gateway_that_leaves_has_the_guide_given_up(
         await asyncio.gather(asked, return_exceptions=True)
         await until(lambda: not waiting, "it is given up")
 
-    asking(tmp_path, shares, use)
+    asking(tmp_path, use)
 
 
 def test_a_bug_while_a_request_waits_is_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +138,11 @@ def test_a_bug_while_a_request_waits_is_its_last_line(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(SchemaCheck, "check", check)
 
-    async def run() -> httpx.Response:
-        async with serve(ScriptedCore(says("ok")), tmp_path) as engine:
-            return await engine.post("/v1/generate", content=guided().model_dump_json())
+    async def use(ask: Ask) -> None:
+        with pytest.raises(EngineLostError) as lost:
+            await ask(guided())
+        assert lost.value.kind is LossKind.ENGINE_FAILED
+        assert "its log says why" in lost.value.message
+        assert "bug" not in lost.value.message
 
-    answer = asyncio.run(run())
-    assert (answer.status_code, answer.headers["x-request-id"]) == (200, "r1")
-    *words, last = answer.text.splitlines()
-    assert set(words) == {""}
-    assert last.startswith('{"type":"failed"')
-    assert "bug" not in last
+    asking(tmp_path, use)

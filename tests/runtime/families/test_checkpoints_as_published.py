@@ -16,8 +16,16 @@ from oracles.tiny_models import (
     write_tiny_llama,
     write_tiny_starcoder2,
 )
-from stageline_runtime.model_facts.model_config import UnsupportedModelError, model_config_from_dict, read_model_config
+from stageline_runtime.model_facts.foreign_model import read_foreign_model
+from stageline_runtime.model_facts.model_config import (
+    SUPPORTED_ARCHITECTURES,
+    UnsupportedModelError,
+    model_config_from_dict,
+    read_model_config,
+)
 from stageline_runtime.model_facts.model_shapes import end_parameters
+from stageline_runtime.models.weights.checkpoint import read_tensors
+from stageline_runtime.prepare.model_files import check_model_files
 
 
 def rename_tensors(model_dir: Path, rename: Callable[[str], str]) -> Path:
@@ -51,7 +59,7 @@ def test_gpt_neox_has_its_head_under_the_name_of_before(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "write", [write_tiny_llama, pytest.param(write_tiny_gemma2, marks=pytest.mark.thorough)], ids=["own", "coverage"]
+    "write", [write_tiny_llama, pytest.param(write_tiny_gemma2, marks=pytest.mark.soak)], ids=["own", "coverage"]
 )
 def test_names_without_the_models_prefix_are_found(write: Callable[[Path], Path], tmp_path: Path) -> None:
     model_dir = rename_tensors(write(tmp_path), lambda name: name.removeprefix("model."))
@@ -65,7 +73,7 @@ def test_names_without_the_models_prefix_are_found(write: Callable[[Path], Path]
         # What the tiny model shares with the class is what the config then leaves out.
         pytest.param(
             *(write_tiny_gemma2, {"num_attention_heads": 8, "num_key_value_heads": 4}, "num_key_value_heads"),
-            marks=pytest.mark.thorough,
+            marks=pytest.mark.soak,
         ),
         (write_tiny_starcoder2, {"num_key_value_heads": 2}, "num_key_value_heads"),
     ],
@@ -96,6 +104,27 @@ def test_a_mixture_that_leaves_its_experts_to_the_class_is_refused_as_one() -> N
     assert "serve it with engine.name: vllm" in str(refusal.value)
 
 
+@pytest.mark.parametrize("has_shards", [True, False])
+@pytest.mark.parametrize("write", [write_tiny_llama, write_tiny_gemma2], ids=["own", "coverage"])
+def test_a_single_file_goes_before_an_index_that_outlived_its_shards(
+    write: Callable[[Path], Path], has_shards: bool, tmp_path: Path
+) -> None:
+    model_dir = write(tmp_path)
+    tensors = load_file(model_dir / "model.safetensors")
+    shard = "model-00001-of-00001.safetensors"
+    (model_dir / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(tensors, shard)}), encoding="utf-8"
+    )
+    if has_shards:
+        before = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+        save_file(before, model_dir / shard, metadata={"format": "pt"})
+    check_model_files(model_dir, "the model")
+    names = tensors.keys()
+    for name, tensor in read_tensors(model_dir, names, torch.float32):
+        torch.testing.assert_close(tensor, tensors[name].float(), rtol=0, atol=0, msg=name)
+    assert read_model_config(model_dir).is_covered == (write is write_tiny_gemma2)
+
+
 def test_pickled_weights_are_refused_before_anything_loads(tmp_path: Path) -> None:
     model_dir = write_tiny_llama(tmp_path)
     tensors = load_file(model_dir / "model.safetensors")
@@ -108,7 +137,7 @@ def test_pickled_weights_are_refused_before_anything_loads(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("generation", "expected"),
     [
-        ({"eos_token_id": [5, 6]}, (5, 6)),
+        ({"eos_token_id": [5, 6]}, (5, 6, 2)),
         ({"temperature": 0.5}, (2,)),
         (None, (2,)),
     ],
@@ -117,7 +146,7 @@ def test_pickled_weights_are_refused_before_anything_loads(tmp_path: Path) -> No
 def test_what_ends_an_answer_stands_in_the_generation_config_and_else_in_the_config(
     generation: dict[str, Any] | None, expected: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """As under vLLM. Hugging Face itself goes on where a generation config names no end."""
+    """As under vLLM; the tokenizer's own, which is 2, always does. Hugging Face goes on where the former names none."""
     model_dir = write_tiny_llama(tmp_path)
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     (model_dir / "config.json").write_text(json.dumps(config | {"eos_token_id": 2}), encoding="utf-8")
@@ -125,3 +154,22 @@ def test_what_ends_an_answer_stands_in_the_generation_config_and_else_in_the_con
     if generation is not None:
         (model_dir / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
     assert read_model_config(model_dir).eos_token_ids == expected
+
+
+@pytest.mark.parametrize("model_type", [*SUPPORTED_ARCHITECTURES, "phi3", "gemma2"])
+def test_a_config_without_an_end_has_that_of_its_class(model_type: str, tmp_path: Path) -> None:
+    """One with null has none."""
+    from transformers import CONFIG_MAPPING
+
+    model_dir = write_tiny_llama(tmp_path)
+    for path in (model_dir / "generation_config.json", model_dir / "tokenizer_config.json"):
+        path.unlink(missing_ok=True)
+    written = CONFIG_MAPPING[model_type]().to_dict() | {"architectures": None}
+    told = written["eos_token_id"]
+    expected = () if told is None else (told,)
+    shapes = {"sliding_window": None, "use_sliding_window": False, "vocab_size": 300_000}
+    config = {key: value for key, value in (written | shapes).items() if key != "eos_token_id"}
+    for fields, ends in ((config, expected), (config | {"eos_token_id": None}, ())):
+        (model_dir / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        assert read_model_config(model_dir).eos_token_ids == ends
+        assert read_foreign_model(model_dir).eos_token_ids == ends

@@ -48,7 +48,6 @@ def test_greedy_tokens(family: str, tmp_path: Path) -> None:
     assert_equals_hugging_face(model_dir)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.soak) for name in BOTH_WAYS if name != "llama")]
 )

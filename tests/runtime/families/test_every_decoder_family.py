@@ -20,7 +20,7 @@ def test_the_page_says_what_the_code_does() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run make generate"
 
 
-@pytest.mark.thorough
+@pytest.mark.soak
 @pytest.mark.parametrize("name", SERVED)
 def test_a_family_that_is_served_says_what_hugging_face_says(name: str, tmp_path: Path) -> None:
     family = judged(name)

@@ -17,7 +17,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("mixtral", "gemma2")), "qwen3_moe"]
+    "name", [*(pytest.param(name, marks=pytest.mark.soak) for name in ("mixtral", "gemma2")), "qwen3_moe"]
 )
 def test_two_processes(name: str, tmp_path: Path) -> None:
     model_dir = MODELS[name](tmp_path / "model")

@@ -13,7 +13,7 @@ COVERED_TEST = Path(__file__).with_name("test_covered_families_equal_hugging_fac
 
 def documented() -> dict[str, str]:
     """Path of each family in the table."""
-    rows = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("| `")]
+    rows = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("|`")]
     return {row[0].strip().strip("`"): row[1].strip() for row in rows}
 
 

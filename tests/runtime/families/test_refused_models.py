@@ -103,7 +103,7 @@ def build(model_dir: Path) -> None:
             is_last=False,
             dtype=torch.float32,
             num_cohorts=1,
-            slots_per_cohort=1,
+            num_slots=1,
             slot_tokens=8,
         ),
         lambda _loaded, _total: None,

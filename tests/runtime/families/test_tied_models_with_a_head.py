@@ -16,7 +16,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.coverage.cut import load_cut
 from stageline_runtime.models.coverage.stage import build_covered_stage
-from stageline_runtime.models.cpu.decoder import build_stage_model
+from stageline_runtime.models.decoder import build_stage_model
 from stageline_runtime.models.protocol import ModelBuilder, StageShape
 from stageline_runtime.models.weights.stage_weights import StageWeights
 
@@ -34,10 +34,10 @@ def ignore_progress(_loaded: int, _total: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "equal", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["another head", "an equal head"]
+    "equal", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["another head", "an equal head"]
 )
 @pytest.mark.parametrize(
-    "path", ["own", *(pytest.param(path, marks=pytest.mark.thorough) for path in PATHS if path != "own")]
+    "path", ["own", *(pytest.param(path, marks=pytest.mark.soak) for path in PATHS if path != "own")]
 )
 def test_greedy_tokens_are_hugging_faces(path: str, equal: bool, tmp_path: Path) -> None:
     write, build_model = PATHS[path]
@@ -61,7 +61,7 @@ def test_a_lone_own_stage_holds_an_equal_head_once(equal: bool, tmp_path: Path) 
         is_last=True,
         dtype=torch.float32,
         num_cohorts=1,
-        slots_per_cohort=1,
+        num_slots=1,
         slot_tokens=1,
     )
     weights = StageWeights(model_dir, read_model_config(model_dir), shape, ignore_progress)

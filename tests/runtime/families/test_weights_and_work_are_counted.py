@@ -70,7 +70,7 @@ def bytes_read(model_dir: Path, config: ModelConfig, layers: LayerRange) -> int:
             is_last=layers.last == config.num_layers - 1,
             dtype=torch.float32,
             num_cohorts=1,
-            slots_per_cohort=1,
+            num_slots=1,
             slot_tokens=8,
         ),
         lambda loaded, total: progress.append((loaded, total)),

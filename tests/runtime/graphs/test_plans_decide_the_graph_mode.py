@@ -1,17 +1,21 @@
 """A plan's graph mode follows from the group's setting and the plan's rows alone, and crosses the bus with the plan."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.engine.group.welcome import resolve_graphs
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.scheduler import Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
+from stageline_runtime.models.protocol import CaptureReport, CaptureSizes
 from stageline_runtime.plan_bus.bus import encode_frame
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, StepPlan, ToStage
 from stageline_runtime.plan_bus.step_plan import decode_sizes, padded_size, plan_graph_mode
+from stageline_runtime.stage.capturing import capture
 
 
 def row(slot: int, num_tokens: int) -> PlanRow:
@@ -31,17 +35,6 @@ def test_whole_layers_only_for_single_token_rows_and_never_more_than_was_capture
 def test_a_warm_up_runs_what_was_captured_and_a_heartbeat_nothing(graphs: GraphMode) -> None:
     assert plan_graph_mode(graphs, (), dummy=True) is graphs
     assert plan_graph_mode(graphs, (), dummy=False) is GraphMode.OFF
-
-
-def test_auto_is_off_on_cpu_and_the_rest_is_taken_at_its_word() -> None:
-    assert [resolve_graphs(asked) for asked in ("auto", "off", "piecewise", "full")] == [
-        GraphMode.OFF,
-        GraphMode.OFF,
-        GraphMode.PIECEWISE,
-        GraphMode.FULL,
-    ]
-    with pytest.raises(ValueError, match="most"):
-        resolve_graphs("most")
 
 
 @given(st.integers(1, 70), st.data())
@@ -67,3 +60,24 @@ def test_the_scheduler_names_the_mode_and_it_survives_the_bus() -> None:
         read = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=ToStage)
         assert isinstance(read, StepPlan), encode_frame(plan)
         assert read == plan
+
+
+@pytest.mark.parametrize(
+    ("slots", "max_step_tokens", "largest_chunks", "largest_decode"),
+    [(16, 512, 256, 16), (256, 8192, 256, 256), (4, 100, 104, 4), (600, 1100, 256, 600), (1, 1, 1, 1)],
+)
+def test_steps_with_chunks_are_captured_up_to_256_tokens(
+    slots: int, max_step_tokens: int, largest_chunks: int, largest_decode: int
+) -> None:
+    noted: list[CaptureSizes] = []
+
+    def capture_graphs(_graphs: GraphMode, sizes: CaptureSizes, _progress: object) -> CaptureReport:
+        noted.append(sizes)
+        return CaptureReport(graphs=1, seconds=0.0, memory_bytes=0)
+
+    model: Any = SimpleNamespace(capture_graphs=capture_graphs)
+    given: Any = SimpleNamespace(
+        graphs=GraphMode.FULL, num_cohorts=1, num_slots=slots, max_step_tokens=max_step_tokens, memory_bytes=0
+    )
+    capture(model, given, given, given)
+    assert (max(noted[0].step), max(noted[0].decode)) == (largest_chunks, largest_decode)

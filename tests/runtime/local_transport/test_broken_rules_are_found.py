@@ -17,6 +17,7 @@ from chaos.local_engine import LocalEngine
 from chaos.local_group import run_group
 from chaos.local_transport import WireError
 from chaos.local_workloads import draw_workload
+from stageline_runtime.plan_bus.step_plan import BusProtocolError
 
 BUDGET_RUNS = 100
 CORE_BUDGET_RUNS = 40
@@ -28,7 +29,7 @@ def search(budget_runs: int, engine_type: type[LocalEngine]) -> str:
     for seed in range(budget_runs):
         try:
             run_group(draw_workload(Random(seed), 2 + seed % 3), seed, engine_type=engine_type)
-        except (AssertionError, WireError, DeadlockError) as found:
+        except (AssertionError, BusProtocolError, WireError, DeadlockError) as found:
             return f"{type(found).__name__}: {found}"
     return ""
 

@@ -9,7 +9,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chaos.local_core import LocalCore
@@ -23,15 +23,15 @@ from stageline_runtime.plan_bus.step_plan import blocks_of
 RUNS = 200
 FEW_RUNS = 80
 """Enough for each thing that may happen to happen."""
-CORE_RUNS = 60
+CORE_RUNS = 30
 
 
 @pytest.mark.parametrize(
     ("num_stages", "runs"),
     [
         (3, FEW_RUNS),
-        *(pytest.param(count, RUNS, marks=pytest.mark.thorough) for count in (2, 4)),
-        *(pytest.param(count, RUNS, marks=pytest.mark.soak) for count in (1, 3)),
+        pytest.param(4, FEW_RUNS, marks=pytest.mark.thorough),
+        *(pytest.param(count, RUNS, marks=pytest.mark.soak) for count in (1, 2, 3, 4)),
     ],
 )
 def test_drawn_workloads(num_stages: int, runs: int) -> None:
@@ -46,8 +46,7 @@ def test_drawn_workloads(num_stages: int, runs: int) -> None:
         "abort after the end",
         "abort before the first token",
         "abort between tokens",
-        "beginning copied",
-        "beginning kept in its slot",
+        "beginning shared",
         "chunk of a longer prompt",
         "continued",
         "dead row",
@@ -57,7 +56,7 @@ def test_drawn_workloads(num_stages: int, runs: int) -> None:
         "preemption",
         "prompt told in parts",
         "slot reused",
-        "slot trimmed",
+        "block used again",
         "stale feedback",
     }
     assert expected <= {what for what, times in seen.items() if times >= 3}, seen
@@ -108,7 +107,6 @@ def workloads() -> st.SearchStrategy[Workload]:
     )
 
 
-@settings(max_examples=100, deadline=None)
 @given(workload=workloads(), seed=st.integers(0, 2**32))
 def test_any_workload(workload: Workload, seed: int) -> None:
     """The same, over workloads that shrink to the smallest that fails."""
@@ -122,7 +120,7 @@ def test_a_seed_gives_the_same_run_again() -> None:
     assert max(len(set(runs)) for runs in once) > 1, "the seed decides nothing"
 
 
-@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.thorough), 3])
+@pytest.mark.parametrize("num_stages", [pytest.param(1, marks=pytest.mark.soak), 3])
 def test_streams_of_the_engine_core(num_stages: int) -> None:
     """Clients of the real core read late, leave and come back in any order; each stream has its tokens and one end."""
     for seed in range(CORE_RUNS):

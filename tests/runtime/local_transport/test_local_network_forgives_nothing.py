@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from chaos.interleaving import DeadlockError, Interleaving
-from chaos.local_transport import LocalNetwork, WireError
-from stageline_runtime.transport.point_to_point import SEND_RING
+from chaos.local_transport import NONSENSE, LocalNetwork, WireError
 from stageline_runtime.transport.protocol import LoopbackTransport, Transport
+from stageline_runtime.transport.socket_link import RECEIVE_RING
+from stageline_runtime.transport.socket_transport import SEND_RING
 
 Body = Callable[[Transport], None]
 
@@ -48,7 +49,7 @@ def test_tensors_of_many_plans_reach_their_own_receives(seed: int) -> None:
     def receive(transport: Transport) -> None:
         for seq in plans:
             transport.post_hidden(seq, 1)
-        for seq in reversed(plans):
+        for seq in plans:
             assert torch.equal(transport.wait_hidden(seq), hidden(seq))
 
     network = run_two_stages(send, receive, seed)
@@ -62,13 +63,9 @@ def test_a_full_ring_waits_until_the_oldest_send_is_complete() -> None:
             assert transport.would_block() == (seq == SEND_RING)
             transport.send_hidden(seq, hidden(seq))
 
-    def receive_all_but_the_oldest(transport: Transport) -> None:
-        for seq in range(1, SEND_RING + 1):
-            transport.post_hidden(seq, 1)
-
-    message = "stage 0: waits for plan 0, sends hidden to stage 1\nstage 1: ended"
+    message = "stage 0: waits for plan 0, sends hidden from stage 0 to stage 1\nstage 1: ended"
     with pytest.raises(DeadlockError, match=message):
-        run_two_stages(send, receive_all_but_the_oldest)
+        run_two_stages(send, nothing)
 
 
 def test_a_stage_that_waits_for_nothing_is_named() -> None:
@@ -76,7 +73,7 @@ def test_a_stage_that_waits_for_nothing_is_named() -> None:
         transport.post_feedback(3, 2)
         transport.wait_feedback(3)
 
-    with pytest.raises(DeadlockError, match="stage 0: waits for plan 3, receives feedback from stage 1"):
+    with pytest.raises(DeadlockError, match="stage 0: waits for plan 3, receives feedback from stage 1 to stage 0"):
         run_two_stages(wait, nothing)
 
 
@@ -98,9 +95,27 @@ def test_a_tensor_written_to_before_its_send_is_complete() -> None:
 def test_ends_that_disagree_about_the_shape(seed: int) -> None:
     def receive(transport: Transport) -> None:
         transport.post_hidden(0, 3)
+        transport.wait_hidden(0)
 
-    with pytest.raises(WireError, match=r"of shape \(1, 2\) is sent, torch.int64 of shape \(3, 2\) expected"):
+    with pytest.raises(WireError, match=r"of shape \(1, 2\) is sent, plan 0, torch.int64 of shape \(3, 2\) expected"):
         run_two_stages(lambda transport: transport.send_hidden(0, hidden(0)), receive, seed)
+
+
+def test_a_received_tensor_is_good_until_the_ring_is_through() -> None:
+    plans = range(RECEIVE_RING + 1)
+
+    def send(transport: Transport) -> None:
+        for seq in plans:
+            transport.send_hidden(seq, hidden(seq))
+
+    def receive(transport: Transport) -> None:
+        for seq in plans:
+            transport.post_hidden(seq, 1)
+        received = [transport.wait_hidden(seq) for seq in plans]
+        assert (received[0] == NONSENSE).all()
+        assert all(torch.equal(received[seq], hidden(seq)) for seq in plans[1:])
+
+    run_two_stages(send, receive)
 
 
 def test_a_plan_posted_twice() -> None:

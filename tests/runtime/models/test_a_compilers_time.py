@@ -48,7 +48,7 @@ def test_one_that_does_not_end_may_the_next_time_and_one_that_is_not_there_will_
 
 
 def supervisor_of(device: str) -> supervisor.RankSupervisor:
-    contract = transport_contract(0, 1, 60, stage_count=1)
+    contract = transport_contract(0, 60, stage_count=1)
     config = contract.config.model_copy(update={"tensor": 2, "device": device})
     return supervisor.RankSupervisor(replace(contract, config=config))
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline_runtime.models.cpu.row_modules import RmsNorm
+from stageline_runtime.models.layers.row_modules import RmsNorm
 from stageline_runtime.native.build import find_compiler, load_library
 from stageline_runtime.native.row_kernels import RowKernels
 
@@ -25,7 +25,6 @@ def kernels() -> dict[torch.dtype, RowKernels]:
 SIZES = st.sampled_from([1, 7, 64, 576, 1536])
 
 
-@settings(max_examples=40, deadline=None)
 @given(dtype=st.sampled_from(list(TOLERANCE)), num_rows=st.integers(0, 9), size=SIZES, seed=st.integers(0, 99))
 def test_normalised_rows_equal_the_plain_operators(
     kernels: dict[torch.dtype, RowKernels], dtype: torch.dtype, num_rows: int, size: int, seed: int
@@ -41,7 +40,6 @@ def test_normalised_rows_equal_the_plain_operators(
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
 @given(dtype=st.sampled_from(list(TOLERANCE)), num_rows=st.integers(0, 9), size=SIZES, seed=st.integers(0, 99))
 def test_the_gate_equals_the_plain_operators_for_small_and_huge_values(
     kernels: dict[torch.dtype, RowKernels], dtype: torch.dtype, num_rows: int, size: int, seed: int

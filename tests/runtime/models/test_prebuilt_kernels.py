@@ -10,6 +10,7 @@ from stageline_runtime.native import build, prebuild
 from stageline_runtime.native.attention_kernel import HeadShape
 from stageline_runtime.native.build import LEVELS, NativeUnavailableError, cpu_level, load_library, prebuilt_path
 from stageline_runtime.native.row_kernels import RowKernels, kernels_if_possible
+from stageline_runtime.planning import cpu_features
 
 V3 = "fpu avx avx2 bmi1 bmi2 f16c fma abm movbe xsave sse4_2"
 V4 = f"{V3} avx512f avx512bw avx512cd avx512dq avx512vl amx_tile"
@@ -33,7 +34,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def with_cpu(flags: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor\t: 0\nflags\t\t: {flags}\nprocessor\t: 1\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(build, "_CPU_INFO", info)
+    monkeypatch.setattr(cpu_features, "CPU_INFO", info)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
 
 

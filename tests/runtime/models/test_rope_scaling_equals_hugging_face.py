@@ -1,5 +1,6 @@
 """Scaled rotary frequencies are Hugging Face's, number by number, and so are the tokens of models that have them."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,52 @@ def test_a_scaling_that_lacks_something_is_refused(scaling: dict[str, Any], word
     with pytest.raises(UnsupportedModelError) as refusal:
         model_config_from_dict(llama(scaling), {})
     assert words in str(refusal.value)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+DEFAULT = {"rope_type": "default", "rope_theta": 10_000.0}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_TRAINED = "original_max_position_embeddings"
+TWO_PLACES: dict[str, dict[str, Any]] = {
+    "both names": {"rope_parameters": DEFAULT, "rope_scaling": YARN},
+    "both names, and a base of its own": {"rope_parameters": DEFAULT, "rope_scaling": YARN | {"rope_theta": 5e5}},
+    "an empty older name": {"rope_parameters": YARN, "rope_scaling": {}},
+    "two bases": {"rope_parameters": YARN | {"rope_theta": 5e5}, "rope_theta": 1e6},
+    "a base on top": {"rope_parameters": YARN, "rope_theta": 1e6},
+    "two words for the type": {"rope_scaling": {"type": "linear", "rope_type": "dynamic", "factor": 2.0}},
+    "llama3 without what it was trained with": {"rope_scaling": LLAMA3},
+    "two contexts that yarn was trained with": {"rope_parameters": YARN, _TRAINED: 64},
+    "one on top": {"rope_scaling": LLAMA3, _TRAINED: 64},
+    "two contexts that longrope was trained with": {
+        "rope_scaling": {**SCALINGS["longrope"], _TRAINED: 256},
+        _TRAINED: 64,
+    },
+    "one on top that linear scaling has no use for": {"rope_scaling": {"type": "linear", "factor": 2.0}, _TRAINED: 64},
+}
+
+
+@pytest.mark.parametrize("name", TWO_PLACES)
+def test_of_two_places_the_one_counts_that_transformers_believes(name: str) -> None:
+    fields = llama({}) | {"rope_parameters": None} | copy.deepcopy(TWO_PLACES[name])
+    ours = model_config_from_dict(copy.deepcopy(fields), {})
+    theirs = LlamaConfig(**fields)
+    parameters: Any = theirs.rope_parameters
+    actual, amplitude = scaled_frequencies(ours, 512)
+    expected, expected_amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](
+        theirs, torch.device("cpu"), seq_len=512
+    )
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+    assert amplitude == pytest.approx(expected_amplitude, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rope_parameters": DEFAULT | {"rope_theta": 1e6}, "rope_scaling": YARN}, "put rope_theta into rope_scaling"),
+        ({"rope_parameters": {"full_attention": YARN}}, "by kind of layer"),
+    ],
+    ids=["a base that nobody reads", "one for each kind of layer"],
+)
+def test_rotary_parameters_that_would_be_lost_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=words):
+        model_config_from_dict(llama({}) | fields, {})

@@ -40,7 +40,7 @@ def load(model_dir: Path, config: ModelConfig, layers: LayerRange, progress: lis
         is_last=is_last,
         dtype=torch.float32,
         num_cohorts=1,
-        slots_per_cohort=1,
+        num_slots=1,
         slot_tokens=1,
     )
     weights = StageWeights(model_dir, config, shape, lambda loaded, total: progress.append((loaded, total)))
@@ -130,6 +130,7 @@ def test_a_directory_without_weights_is_named(model_dir: Path) -> None:
 
 
 def test_a_broken_index_is_named(model_dir: Path) -> None:
+    (model_dir / "model.safetensors").unlink()
     (model_dir / "model.safetensors.index.json").write_text('{"weight_map": 3}')
     with pytest.raises(WeightsError, match="weight_map must be an object"):
         load(model_dir, read_model_config(model_dir), FIRST, [])

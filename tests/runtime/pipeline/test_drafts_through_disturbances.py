@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from chaos.group_endings import assert_all_name
 from oracles.pipeline_checks import OpenStream, Prompt, draw_prompts, open_stream, samples
@@ -73,7 +74,7 @@ def cases() -> tuple[list[Prompt], list[SamplingParams]]:
 
 def long_cases() -> tuple[list[Prompt], list[SamplingParams]]:
     """Twice as many long answers as the cache has room to begin; each prompt fills a block and begins another."""
-    samplings = [LONG.model_copy(update={"seed": seed}) for seed in range(12)]
+    samplings = [structs.replace(LONG, seed=seed) for seed in range(12)]
     return [PROMPT] * len(samplings), samplings
 
 
@@ -91,7 +92,7 @@ def answers_beside_an_urgent_one(group: RunningGroup) -> list[list[int]]:
         return [*(answer.result() for answer in answers), urgent]
 
 
-@pytest.mark.parametrize("method", [LOOKUP, pytest.param(MODEL, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("method", [LOOKUP, pytest.param(MODEL, marks=pytest.mark.soak)])
 def test_nobody_gets_other_tokens_for_want_of_cache(
     plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
 ) -> None:
@@ -117,8 +118,7 @@ def read_tokens(stream: OpenStream, at_least: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", [LOOKUP, MODEL])
+@pytest.mark.parametrize("method", [pytest.param(LOOKUP, marks=pytest.mark.soak), MODEL])
 def test_a_group_that_drains_finishes_its_drafts(
     plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
 ) -> None:
@@ -134,8 +134,7 @@ def test_a_group_that_drains_finishes_its_drafts(
             assert group.wait_ended(name) == 0, group.account()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", [LOOKUP, MODEL])
+@pytest.mark.parametrize("method", [pytest.param(LOOKUP, marks=pytest.mark.soak), MODEL])
 def test_an_answer_goes_on_where_drafts_were_in_flight(
     plain: RunningGroup, early_exit: tuple[Path, Path], method: str, tmp_path: Path
 ) -> None:
@@ -164,7 +163,7 @@ def test_an_answer_goes_on_where_drafts_were_in_flight(
 def continued(group: RunningGroup, request: GenerateRequest) -> list[int]:
     with (
         httpx.Client(timeout=120.0) as client,
-        client.stream("POST", f"{group.url}/v1/generate", content=request.model_dump_json()) as response,
+        client.stream("POST", f"{group.url}/v1/generate", content=request.to_json()) as response,
     ):
         stream = OpenStream(response)
         events = stream.rest()

@@ -1,6 +1,6 @@
-"""Engine, first, middle or last stage killed at load, compilation, warm-up or prefill: the others say who it was.
+"""Engine, first, middle or last stage killed at load, warm-up or prefill: the others say who it was.
 
-A phase is held by what makes it last, never by a sleep: storage that doesn't answer, a cold compiler, a frozen process.
+A phase is held by what makes it last, never by a sleep: storage that doesn't answer, a frozen process.
 """
 
 import json
@@ -25,7 +25,7 @@ ROLES = (("engine", 2), (FIRST, 2), ("stage-1", 2), ("stage-1", 3))
 
 def roles(*usual: tuple[str, int]) -> pytest.MarkDecorator:
     """Everybody is killed in each phase; `make test` kills the `usual` ones, everybody in one phase or another."""
-    cases = [role if role in usual else pytest.param(*role, marks=pytest.mark.thorough) for role in ROLES]
+    cases = [role if role in usual else pytest.param(*role, marks=pytest.mark.soak) for role in ROLES]
     return pytest.mark.parametrize(("killed", "stage_count"), cases)
 
 
@@ -41,15 +41,6 @@ def test_killed_while_loading(killed: str, stage_count: int, stuck_model: Path, 
         group.wait_until(lambda: all(group.stage_status(stage).get("phase") == "Loading" for stage in stages), "load")
         group.kill(killed)
         assert_blamed(group, killed)
-
-
-@pytest.mark.thorough
-def test_engine_killed_while_a_stage_compiles(tiny_llama: Path, tmp_path: Path) -> None:
-    """The compiler keeps the stage's main thread busy for seconds; what it started ends too."""
-    with running_group(tmp_path, tiny_llama, 1, start=False, graphs="piecewise") as group:
-        group.wait_until(lambda: "compiling" in group.stage_status(0).get("message", ""), "the compiler's start")
-        group.kill("engine")
-        assert_all_name(group, "engine")
 
 
 def assert_blamed(group: RunningGroup, killed: str) -> None:
@@ -99,7 +90,6 @@ def test_killed_while_warming_up(killed: str, stage_count: int, tiny_llama: Path
         assert_blamed(group, killed)
 
 
-@pytest.mark.thorough
 def test_a_stage_that_hangs_in_the_warm_up_ends_the_group(tiny_llama: Path, tmp_path: Path) -> None:
     """The first stage is done with the plan by then, so only the engine can tell."""
     with warming_group(tmp_path, tiny_llama, 2, patience=10.0) as group:

@@ -38,7 +38,7 @@ def assert_named(group: RunningGroup, stage: int, rank: int, failure_class: str)
     assert "Traceback" not in "".join(group.log(name) for name in group.processes), group.account()
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.thorough), 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_killed_while_loading(rank: int, stuck_model: Path, tmp_path: Path) -> None:
     with running_group(tmp_path / "group", stuck_model, 1, start=False, **CONFIG) as group:
         group.wait_until(lambda: group.stage_status(0).get("phase") == "Loading", "loading")
@@ -48,7 +48,7 @@ def test_killed_while_loading(rank: int, stuck_model: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("stage", "rank"),
-    [pytest.param(0, 1, marks=pytest.mark.thorough), (1, 0), pytest.param(1, 1, marks=pytest.mark.thorough)],
+    [pytest.param(0, 1, marks=pytest.mark.soak), (1, 0), pytest.param(1, 1, marks=pytest.mark.soak)],
 )
 def test_killed_while_it_serves(stage: int, rank: int, tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2, **CONFIG) as group:
@@ -59,7 +59,6 @@ def test_killed_while_it_serves(stage: int, rank: int, tiny_llama: Path, tmp_pat
         assert_named(group, stage, rank, "Killed")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("phase", ["starting", "idle"])
 def test_killed_at_rest(phase: str, tiny_llama: Path, tmp_path: Path) -> None:
     with running_group(tmp_path, tiny_llama, 2, start=phase == "idle", **CONFIG) as group:
@@ -87,7 +86,6 @@ def meeting_group(directory: Path, model: Path, *, held_back: frozenset[str]) ->
         yield group
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 1])
 def test_killed_at_the_rendezvous(rank: int, tiny_llama: Path, tmp_path: Path) -> None:
     with meeting_group(tmp_path, tiny_llama, held_back=frozenset({"stage-1"})) as group:
@@ -97,7 +95,6 @@ def test_killed_at_the_rendezvous(rank: int, tiny_llama: Path, tmp_path: Path) -
         assert_named(group, 1, rank, "Killed")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("rank", [0, 1])
 def test_killed_while_warming_up(rank: int, tiny_llama: Path, tmp_path: Path) -> None:
     """The engine stands still until one rank of the second stage does, so that the warm-up can't get past it."""
@@ -113,7 +110,6 @@ def test_killed_while_warming_up(rank: int, tiny_llama: Path, tmp_path: Path) ->
         assert_named(group, 1, rank, "Killed")
 
 
-@pytest.mark.thorough
 def test_killed_while_the_group_drains(tiny_llama: Path, tmp_path: Path) -> None:
     """The stage that lost it says so; for the others the group was about to end."""
     with running_group(tmp_path, tiny_llama, 2, **CONFIG) as group, open_stream(group, PROMPT, greedy(500)) as stream:
@@ -129,7 +125,7 @@ def test_killed_while_the_group_drains(tiny_llama: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("stage", "rank"), [(0, 1), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((0, 0), (1, 0), (1, 1)))]
+    ("stage", "rank"), [(0, 1), *(pytest.param(*case, marks=pytest.mark.soak) for case in ((0, 0), (1, 0), (1, 1)))]
 )
 def test_a_stopped_rank_is_found_by_the_watchdogs(stage: int, rank: int, tiny_llama: Path, tmp_path: Path) -> None:
     """It is named by a rank that waits for it in an exchange, not by itself."""
@@ -146,7 +142,7 @@ def test_a_stopped_rank_is_found_by_the_watchdogs(stage: int, rank: int, tiny_ll
 
 @pytest.mark.parametrize(
     ("stage_count", "stage", "rank"),
-    [(1, 0, 1), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((1, 0, 0), (2, 0, 1), (2, 1, 1)))],
+    [(1, 0, 1), *(pytest.param(*case, marks=pytest.mark.soak) for case in ((1, 0, 0), (2, 0, 1), (2, 1, 1)))],
 )
 def test_a_rank_that_stands_still_is_named_though_there_is_no_request(
     stage_count: int, stage: int, rank: int, tiny_llama: Path, tmp_path: Path

@@ -1,4 +1,4 @@
-"""What a float16 checkpoint is computed in: widened by `auto` on CPUs, at half the bytes where that is asked for."""
+"""What a checkpoint is computed in: `auto` widens float16 on CPUs, and bfloat16 where a CPU has no units for it."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,13 @@ from transformers import AutoModelForCausalLM
 
 from oracles.pipeline_checks import draw_prompts, greedy, stage_samples
 from oracles.tiny_models import VOCAB_SIZE, write_tiny_llama
-from processes.running_group import RunningGroup, running_group
-from stageline_runtime.model_facts.model_fields import chosen_dtype
+from processes.running_group import RunningGroup, page, running_group
+from stageline_runtime.model_facts.number_format import choose_number_format
+from stageline_runtime.planning import cpu_features
+from stageline_runtime.planning.cpu_features import has_bfloat16_units
+
+STAGE = Path(__file__).parents[2] / "support" / "processes" / "stage_of_cpu.py"
+AVX2_INFO = "processor\t: 0\nmodel name\t: any\nflags\t\t: fpu avx avx2 f16c fma\n"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +32,38 @@ from stageline_runtime.model_facts.model_fields import chosen_dtype
 def test_auto_is_the_checkpoints_own_but_for_float16_on_cpus(
     asked: str, of_model: str, on_devices: bool, expected: str
 ) -> None:
-    assert chosen_dtype(asked, of_model, on_devices=on_devices) == expected
+    assert choose_number_format(asked, of_model, on_devices=on_devices).dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "of_model", "expected"),
+    [("auto", "bfloat16", "float32"), ("auto", "float32", "float32"), ("bfloat16", "bfloat16", "bfloat16")],
+)
+def test_auto_widens_bfloat16_where_a_cpu_has_no_units_for_it(asked: str, of_model: str, expected: str) -> None:
+    found = choose_number_format(asked, of_model, on_devices=False, slow_cpus="the CPU of stage 1")
+    assert found.dtype == expected
+    assert ("the CPU of stage 1" in found.reason) == (expected != of_model)
+
+
+@pytest.mark.parametrize(
+    ("info", "expected"),
+    [
+        (AVX2_INFO, False),
+        ("flags\t\t: fpu avx2 avx512f avx512bw avx512_vnni\n", False),
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16\nflags\t\t: fpu\n", True),
+        ("flags : amx_bf16 amx_tile\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", False),
+        ("processor\t: 0\nhart\t: 0\n", False),
+    ],
+    ids=["avx2", "avx512", "avx512-bf16", "amx", "arm-bf16", "arm", "riscv"],
+)
+def test_the_kernel_tells_whether_a_cpu_has_units_for_bfloat16(
+    info: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(info)
+    monkeypatch.setattr(cpu_features, "CPU_INFO", tmp_path / "cpuinfo")
+    assert has_bfloat16_units(cpu_features.cpu_features()) is expected
 
 
 @pytest.fixture(scope="module")
@@ -59,3 +95,17 @@ def test_a_float16_checkpoint_answers_as_hugging_face_in_the_format_it_is_comput
 def memory_bytes(group: RunningGroup) -> float:
     """Weights and KV cache of the first stage."""
     return sum(stage_samples(group, 0)["stageline_stage_memory_bytes"].values())
+
+
+def test_one_cpu_without_bfloat16_units_makes_its_whole_group_compute_in_float32(tmp_path: Path) -> None:
+    model_dir = write_tiny_llama(tmp_path / "model", dtype="bfloat16")
+    (tmp_path / "cpuinfo-1").write_text(AVX2_INFO)
+    command = (str(STAGE), str(tmp_path / "cpuinfo-"))
+    [prompt] = draw_prompts(1, VOCAB_SIZE, 20)
+    with running_group(tmp_path / "group", model_dir, 2, dtype="auto", max_num_seqs=2, stage_command=command) as group:
+        assert group.generate(prompt, greedy(12)) == reference(model_dir, prompt, 12, torch.float32)
+        told = [page(f"http://{address}:9100/status").json()["message"] for address in group.addresses]
+        assert told[0] == told[1], told
+        assert told[0].startswith("float32 (spec.engine.dtype auto: "), told
+        assert "the CPU of stage 1" in told[0], told
+        assert "computing in float32: " in group.log("engine"), group.log("engine")

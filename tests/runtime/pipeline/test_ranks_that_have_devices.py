@@ -42,10 +42,10 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kind", "stage_count"),
     [
-        pytest.param("tensor", 2, marks=pytest.mark.thorough),
-        pytest.param("tensor", 1, marks=pytest.mark.thorough),
+        pytest.param("tensor", 2, marks=pytest.mark.soak),
+        pytest.param("tensor", 1, marks=pytest.mark.soak),
         ("expert", 2),
-        pytest.param("expert", 1, marks=pytest.mark.thorough),
+        pytest.param("expert", 1, marks=pytest.mark.soak),
     ],
 )
 def test_tokens_are_hugging_faces(kind: str, stage_count: int, tiny_llama: Path, mixtral: Path, tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def assert_named(group: RunningGroup, stage: int, rank: int | None, failure_clas
     ("stage", "rank", "number"),
     [
         (0, 1, signal.SIGKILL),
-        pytest.param(1, 0, signal.SIGKILL, marks=pytest.mark.thorough),
+        pytest.param(1, 0, signal.SIGKILL, marks=pytest.mark.soak),
         (1, 1, signal.SIGSTOP),
-        pytest.param(0, 0, signal.SIGSTOP, marks=pytest.mark.thorough),
+        pytest.param(0, 0, signal.SIGSTOP, marks=pytest.mark.soak),
     ],
 )
 def test_a_rank_lost_while_it_serves_is_named(
@@ -132,7 +132,6 @@ def test_a_rank_lost_while_it_serves_is_named(
         assert words["operation"].startswith("all-"), words
 
 
-@pytest.mark.thorough
 def test_a_rank_that_stands_still_is_named_though_there_is_no_request(tiny_llama: Path, tmp_path: Path) -> None:
     settings = CONFIG | {"tensor": 2, "timeouts": {"step_seconds": STEP_SECONDS}}
     with running_group(tmp_path, tiny_llama, 1, stage_command=COMMAND, **settings) as group:
@@ -142,7 +141,7 @@ def test_a_rank_that_stands_still_is_named_though_there_is_no_request(tiny_llama
 
 
 @pytest.mark.parametrize(
-    ("number", "rank"), [pytest.param(signal.SIGSTOP, None, marks=pytest.mark.thorough), (signal.SIGKILL, 1)]
+    ("number", "rank"), [pytest.param(signal.SIGSTOP, None, marks=pytest.mark.soak), (signal.SIGKILL, 1)]
 )
 def test_a_rank_lost_as_they_join_ends_the_stage(
     number: signal.Signals, rank: int | None, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -183,4 +182,4 @@ def test_captured_layers_are_refused_for_ranks(tiny_llama: Path, tmp_path: Path)
     with running_group(tmp_path, tiny_llama, 1, start=False, stage_command=COMMAND, **settings) as group:
         assert group.wait_ended("stage-0") == 64, group.account()
         words = group.last_words("stage-0")
-        assert "cut over 2 ranks, whose sums can't be captured" in words["detail"], words
+        assert "cut over 2 ranks, whose exchanges can't be captured" in words["detail"], words

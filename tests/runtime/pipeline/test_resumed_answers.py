@@ -58,7 +58,7 @@ def stream(
     )
     with (
         httpx.Client(timeout=120.0) as client,
-        client.stream("POST", f"{group.url}/v1/generate", content=request.model_dump_json()) as response,
+        client.stream("POST", f"{group.url}/v1/generate", content=request.to_json()) as response,
     ):
         assert response.status_code == 200, response.read().decode()
         return [json.loads(line) for line in response.iter_lines() if line]
@@ -68,7 +68,7 @@ def joined(events: list[dict[str, Any]]) -> tuple[str, list[int], list[dict[str,
     """Text, ids and log probabilities of some deltas."""
     deltas = [event for event in events if event["type"] == "delta"]
     text = "".join(delta["text"] for delta in deltas)
-    return text, [i for delta in deltas for i in delta["token_ids"]], [p for d in deltas for p in d["logprobs"]]
+    return text, [i for delta in deltas for i in delta["token_ids"]], [p for d in deltas for p in d.get("logprobs", ())]
 
 
 def with_stop_string(group: RunningGroup, prompt: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def ask(group: RunningGroup, number: int, *, flags: str = "01", tokens: int = TO
         traceparent=f"00-{trace_id(number)}-{CLIENT_SPAN}-{flags}",
         **fields,
     )
-    answer = httpx.post(f"{group.url}/v1/generate", content=request.model_dump_json(), timeout=120.0)
+    answer = httpx.post(f"{group.url}/v1/generate", content=request.to_json(), timeout=120.0)
     assert answer.status_code == 200, answer.text
     return dict(json.loads(answer.text.splitlines()[-1]))
 

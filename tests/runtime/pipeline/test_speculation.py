@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from oracles.pipeline_checks import draw_prompts, open_stream, samples, stage_samples
 from oracles.tiny_models import VOCAB_SIZE
@@ -69,7 +70,7 @@ def answer(group: RunningGroup, prompt: tuple[int, ...], sampling: SamplingParam
     )
     with (
         httpx.Client(timeout=300.0) as client,
-        client.stream("POST", f"{group.url}/v1/generate", content=request.model_dump_json()) as response,
+        client.stream("POST", f"{group.url}/v1/generate", content=request.to_json()) as response,
     ):
         assert response.status_code == 200, response.read().decode()
         events = [json.loads(line) for line in response.iter_lines() if line]
@@ -78,7 +79,7 @@ def answer(group: RunningGroup, prompt: tuple[int, ...], sampling: SamplingParam
     return (
         "".join(event["text"] for event in deltas),
         [token for event in deltas for token in event["token_ids"]],
-        [each for event in deltas for each in event["logprobs"]],
+        [each for event in deltas for each in event.get("logprobs", ())],
         end,
     )
 
@@ -119,13 +120,13 @@ def expected(plain: RunningGroup) -> list[Answer]:
     params=[
         pytest.param((1, LOOKUP), marks=pytest.mark.soak),
         (2, LOOKUP),
-        pytest.param((3, LOOKUP), marks=pytest.mark.thorough),
+        pytest.param((3, LOOKUP), marks=pytest.mark.soak),
         pytest.param((4, LOOKUP), marks=pytest.mark.soak),
-        pytest.param((1, MODEL), marks=pytest.mark.thorough),
-        (2, MODEL),
+        pytest.param((1, MODEL), marks=pytest.mark.soak),
+        pytest.param((2, MODEL), marks=pytest.mark.thorough),
         pytest.param((3, MODEL), marks=pytest.mark.soak),
         pytest.param((4, MODEL), marks=pytest.mark.soak),
-        pytest.param((2, LOOKUP, 2), marks=pytest.mark.thorough),
+        pytest.param((2, LOOKUP, 2), marks=pytest.mark.soak),
         pytest.param((2, MODEL, 2), marks=pytest.mark.thorough),
     ],
     ids=lambda param: "-".join(map(str, param)),
@@ -178,19 +179,15 @@ def timeline_of(group: RunningGroup, stage: int) -> list[TimelineStep]:
     return steps
 
 
-def test_timelines_show_what_was_verified_drafted_and_dead(drafting: RunningGroup) -> None:
-    """Each stage tells what a plan verified; the last one what was drafted, and which guesses were wrong."""
+def test_timelines_show_what_was_verified_and_drafted(drafting: RunningGroup) -> None:
+    """Each stage tells what a plan verified; the last one what was drafted."""
     for index in range(0, len(OPTIONS), 4):
         answer(drafting, repeating_prompts()[index], sampling_of(index))
     found = [timeline_of(drafting, stage) for stage in range(len(drafting.addresses))]
     for steps in found:
         assert any(step.drafts for step in steps), "no plan verified anything"
-    last = found[-1]
-    drafted = {mark.state for step in last for mark in step.marks} & {"busy.draft"}
+    drafted = {mark.state for step in found[-1] for mark in step.marks} & {"busy.draft"}
     assert bool(drafted) == by_model(drafting)
-    dead = [step.seq for step in last if step.dead]
-    assert bool(counted(drafting, "cancelled_plans")) == bool(dead), dead
-    assert bool(dead) == (not by_model(drafting) and len(found) > 1), dead
 
 
 @pytest.mark.thorough
@@ -202,8 +199,8 @@ def test_stops_within_a_draft_end_the_answer_there(drafting: RunningGroup, plain
     text, _, _, _ = answer(plain, prompt, letters)
     _, tokens, _, _ = answer(plain, prompt, whatever)
     strings = {text[2:end] for end in range(6, len(text), 6)}
-    stops = [letters.model_copy(update={"stop": (string,)}) for string in strings]
-    stops += [whatever.model_copy(update={"stop_token_ids": (token,)}) for token in tokens[4::6]]
+    stops = [structs.replace(letters, stop=(string,)) for string in strings]
+    stops += [structs.replace(whatever, stop_token_ids=(token,)) for token in tokens[4::6]]
     assert len(stops) >= 10, (text, tokens)
     before = counted(drafting, "accepted_tokens")
     for sampling in stops:

@@ -38,7 +38,6 @@ def ends_of(group: RunningGroup, silent: str) -> list[ContainerEnd]:
     return found
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("stage", "load"), CASES)
 def test_a_stopped_stage_is_the_one_on_record(stage: int, load: str, tiny_llama: Path, tmp_path: Path) -> None:
     limits = {"step_seconds": STEP_SECONDS}

@@ -1,9 +1,10 @@
 """Where the hosts' memory is known, the cut is the best of those that fit, and the engine's cache sizing accepts it."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from oracles.planning_models import llama_70b_class, small_llama
@@ -18,7 +19,14 @@ from stageline_runtime.planning.cut import (
     estimate_costs,
     stage_cost,
 )
-from stageline_runtime.planning.memory import USABLE_SHARE, CutMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import (
+    USABLE_SHARE,
+    CutMemory,
+    LargestStep,
+    StageRoom,
+    link_ring_bytes,
+    weight_bytes,
+)
 
 GIBIBYTE = 1 << 30
 STEP = LargestStep(tokens=3, rows=2)
@@ -63,7 +71,6 @@ def descending_costs(cut: tuple[LayerRange, ...], num_layers: int, costs: tuple[
     return sorted((stage_cost(one, num_layers, each) for one, each in zip(cut, costs, strict=True)), reverse=True)
 
 
-@settings(max_examples=200, deadline=None)
 @given(data=st.data(), num_layers=st.integers(1, 9))
 def test_no_cut_that_fits_is_better(data: st.DataObject, num_layers: int) -> None:
     """Against every cut there is, with stages spread over shared hosts at will and devices of any speed."""
@@ -86,7 +93,6 @@ def test_no_cut_that_fits_is_better(data: st.DataObject, num_layers: int) -> Non
     assert descending_costs(chosen, num_layers, costs) == pytest.approx(best)
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=st.data(), num_layers=st.integers(1, 130))
 def test_a_cut_within_memory_covers_every_layer_once_in_order(data: st.DataObject, num_layers: int) -> None:
     stage_count = data.draw(st.integers(1, min(num_layers, 12)))
@@ -144,6 +150,25 @@ def test_cuts_of_a_70b_class_model(hosts: str, gibibytes: list[int], counts: lis
     assert "no cut of the 80 layers over 8 stages fits" in str(refusal.value)
     assert "stage 0, 2, 4, 6 lacks " in str(refusal.value)
     assert "having 65557 MiB usable" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("is_first", "is_last", "expected"),
+    [(True, True, 0), (False, False, 2 * GIBIBYTE), (True, False, GIBIBYTE + 8_192), (False, True, GIBIBYTE + 8_192)],
+    ids=["alone", "middle", "first", "last"],
+)
+def test_rings_of_links_are_counted(is_first: bool, is_last: bool, expected: int) -> None:
+    """16,384 tokens of 8,192 bfloat16 numbers: four buffers of 256 MiB each way, eight of 64 rows of feedback."""
+    assert link_ring_bytes(16_384 * 8_192 * 2, 64, is_first=is_first, is_last=is_last) == expected
+
+
+def test_a_device_has_rings_beside_its_step_and_a_host_has_none() -> None:
+    config = small_llama(4)
+    on_host = memory_of(config, "abc", [GIBIBYTE] * 3)
+    on_device = replace(on_host, rooms=tuple(replace(room, is_device=True) for room in on_host.rooms))
+    rings = [on_device.step_bytes(stage) - on_host.step_bytes(stage) for stage in range(3)]
+    hidden, rows = STEP.tokens * config.hidden_size * 4, STEP.rows * 16
+    assert rings == [4 * hidden + 8 * rows, 8 * hidden, 4 * hidden + 8 * rows]
 
 
 def test_explicit_ranges_win_over_memory() -> None:

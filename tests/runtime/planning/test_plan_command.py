@@ -1,7 +1,6 @@
-"""`stageline plan` as a person runs it: a table or JSON, warnings with the missing bytes, and never a traceback."""
+"""`stageline plan` as a person types it: a table or JSON, warnings with the missing bytes, and never a traceback."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,8 @@ import pytest
 import yaml
 
 from cluster.manifest_samples import manifest
+from processes.command_here import stageline_here
+from stageline_runtime.prepare.cache import prepared_model_dir
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LARGE = (
@@ -29,10 +30,8 @@ SMALL_CONFIG: dict[str, Any] = {
 }
 
 
-def plan(*arguments: str, cache_home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | ({} if cache_home is None else {"XDG_CACHE_HOME": str(cache_home)})
-    command = [sys.executable, "-m", "stageline_cli.main", "plan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return stageline_here("plan", *arguments)
 
 
 def write_small(tmp_path: Path, config: object = SMALL_CONFIG, **spec: Any) -> Path:
@@ -60,6 +59,16 @@ def test_a_70b_class_config_is_planned_without_weights() -> None:
     assert document["admitted_sequences"] == 64
     assert document["warnings"] == []
     assert any("predictions" in note for note in document["notes"])
+
+
+def test_the_8b_example_fits_a_24_gb_device_and_the_note_names_the_context() -> None:
+    """As docs/quickstart-gpu.md says: 43 sequences of the 1,024 tokens that are planned for, not of `maxModelLen`."""
+    example, config = EXAMPLES / "gpu" / "qwen3_8b.yaml", EXAMPLES / "configs" / "qwen3-8b.json"
+    done = plan(str(example), "--model-config", str(config), "--devices", "l4-24gb", "--json", "--strict")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["context_tokens"] == 1024
+    assert "The KV cache holds 43 sequences of 1024 tokens, not 64." in document["notes"]
 
 
 def test_the_table_shows_every_stage_and_what_is_an_estimate() -> None:
@@ -109,26 +118,22 @@ def test_by_default_the_stages_share_this_machine(tmp_path: Path) -> None:
     assert any("rough guesses" in note for note in document["notes"])
 
 
-def test_a_prepared_model_is_found_in_the_users_cache(tmp_path: Path) -> None:
+def test_a_prepared_model_is_found_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = "pypi://some-model==1.0/model.gguf"
     path = tmp_path / "model.yaml"
     path.write_text(yaml.safe_dump(manifest("cached", model={"source": source})))
-    refused = plan(str(path), cache_home=tmp_path)
+    refused = plan(str(path))
     assert refused.returncode == 2
     assert f"the config.json of {source} is not on this machine: give one with --model-config" in refused.stderr
     fetch = f"`stageline prepare --source {source} --cache-dir {tmp_path / 'stageline'}"
     assert fetch in refused.stderr
 
-    program = (
-        "import sys; from pathlib import Path; from stageline_runtime.prepare.cache import prepared_model_dir;"
-        "print(prepared_model_dir(sys.argv[1], Path(sys.argv[2])))"
-    )
     cache = Path(refused.stderr.rpartition("--cache-dir ")[2].partition("`")[0])
-    command = [sys.executable, "-c", program, source, str(cache)]
-    entry = Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    entry = prepared_model_dir(source, cache)
     entry.mkdir(parents=True)
     (entry / "config.json").write_text(json.dumps(SMALL_CONFIG))
-    assert plan(str(path), cache_home=tmp_path).returncode == 0
+    assert plan(str(path)).returncode == 0
 
 
 @pytest.mark.parametrize(

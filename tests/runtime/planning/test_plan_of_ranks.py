@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cluster.manifest_samples import manifest
-from processes.serving_command import run_stageline
+from processes.command_here import stageline_here
 
 SMOLLM2: dict[str, Any] = {
     "model_type": "llama",
@@ -34,7 +34,7 @@ def write(tmp_path: Path, config: dict[str, Any] = SMOLLM2, **spec: Any) -> str:
 
 
 def planned(*arguments: str) -> dict[str, Any]:
-    done = run_stageline("plan", *arguments, "--json")
+    done = stageline_here("plan", *arguments, "--json")
     assert done.returncode == 0, done
     document = json.loads(done.stdout)
     assert isinstance(document, dict)
@@ -64,7 +64,7 @@ def test_the_measured_latency_counts_twice_a_layer_and_is_told_where_it_eats_wha
         assert added == pytest.approx(2 * after["num_layers"] * 900e-6)
     assert "3 ranks a stage do not pay: the slowest stage's step of 8 rows takes" in slow["ranks_do_not_pay"]
     assert f"{slow['ranks_do_not_pay']}." in slow["notes"]
-    table = run_stageline("plan", file, "--devices", "cpu-core").stdout
+    table = stageline_here("plan", file, "--devices", "cpu-core").stdout
     assert "3 ranks a stage" in table
     assert "A sum over them takes 13.8 µs, a guess: measure it, and give --all-reduce-microseconds" in table
 
@@ -95,7 +95,7 @@ def test_ranks_of_experts_hold_all_else_and_read_their_part_of_the_experts(tmp_p
         assert added == pytest.approx(2 * after["num_layers"] * 2000e-6)
     assert "2 ranks a stage do not pay: the slowest stage's step of 8 rows takes" in slow["ranks_do_not_pay"]
     assert "gathering rows for experts and scattering their sums take up to" in slow["ranks_do_not_pay"]
-    table = run_stageline("plan", file, "--devices", "cpu-core").stdout
+    table = stageline_here("plan", file, "--devices", "cpu-core").stdout
     assert "2 ranks a stage" in table
     assert "which share its experts and have sequences of their own" in table
     assert "Gathering their rows takes 13.8 µs, and scattering what the experts gave for them as long, a guess" in table
@@ -158,7 +158,7 @@ def test_ranks_of_experts_hold_all_else_and_read_their_part_of_the_experts(tmp_p
 def test_what_ranks_can_not_share_is_refused_with_the_numbers(
     tmp_path: Path, config: dict[str, Any], options: tuple[str, ...], spec: dict[str, Any], message: str
 ) -> None:
-    done = run_stageline("plan", write(tmp_path, config, **spec), *options)
+    done = stageline_here("plan", write(tmp_path, config, **spec), *options)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

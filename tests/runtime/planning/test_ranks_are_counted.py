@@ -123,7 +123,7 @@ def test_sums_move_a_layer_towards_the_stage_with_the_head() -> None:
 
 
 def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
-    """Of a host's room its keys and values take what one rank needs, and weights what all of them do."""
+    """Of a host's room its keys and values take what one rank needs; weights, and the smallest cache, what all do."""
     memory = CutMemory(
         config=small_mixture(4),
         rooms=(StageRoom(host="a", available_bytes=10**12),),
@@ -134,7 +134,7 @@ def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
     )
     ranked = replace(memory, experts=4)
     assert ranked.token_bytes_in_room(0, 4) == memory.token_bytes(0, 4)
-    assert ranked.needed_in_room(0, 4) == 4 * fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4)
+    assert ranked.needed_in_room(0, 4) == 4 * (fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4))
     assert ranked.weight_bytes(0, 4) < memory.weight_bytes(0, 4) < 4 * ranked.weight_bytes(0, 4)
     on_devices = replace(ranked, rooms=(StageRoom(host="a", available_bytes=10**12, is_device=True),))
     assert on_devices.needed_in_room(0, 4) == fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4)

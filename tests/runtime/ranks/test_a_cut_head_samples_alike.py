@@ -15,7 +15,7 @@ from oracles.thread_ranks import RankedStage, ThreadRanks
 from oracles.tiny_models import write_tiny_llama
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.model_facts.rank_cut import rank_cut
-from stageline_runtime.models.cpu.row_modules import OutputHead
+from stageline_runtime.models.layers.row_modules import OutputHead
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepPlan
 from stageline_runtime.sampling.part_draws import (
     OPEN,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oracles.thread_ranks import ThreadRank, ThreadRanks
 from stageline_runtime.transport.protocol import LoopbackTransport
-from stageline_runtime.transport.rank_lane import GATHER_HIDDEN, RankLane
+from stageline_runtime.transport.rendezvous import GATHER_HIDDEN, RankLane
 
 
 class Wire(LoopbackTransport):

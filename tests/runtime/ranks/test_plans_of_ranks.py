@@ -11,8 +11,8 @@ from stageline_runtime.plan_bus.messages import (
     DraftedRow,
     RequestSampling,
     SampledRow,
+    SlotBlocks,
     SlotFill,
-    SlotTrim,
     StepDone,
 )
 from stageline_runtime.plan_bus.step_plan import (
@@ -63,11 +63,11 @@ def test_parts_divide_a_plan_and_have_its_shape(rows: list[PlanRow], ranks: int,
 
 def test_what_belongs_to_a_slot_goes_with_it() -> None:
     fills = tuple(SlotFill(slot, 1, RequestSampling()) for slot in range(4))
-    trims = (SlotTrim(1, 0), SlotTrim(2, 16))
-    plan = msgspec.structs.replace(plan_with(row_of(0, wants_drafts=True)), fills=fills, trims=trims, draft_steps=3)
+    tables = (SlotBlocks(1, 0, (4,)), SlotBlocks(2, 1, (5,)))
+    plan = msgspec.structs.replace(plan_with(row_of(0, wants_drafts=True)), fills=fills, tables=tables, draft_steps=3)
     first, other = (plan_of_rank(plan, rank, 2) for rank in (0, 1))
     assert ([fill.slot for fill in first.fills], [fill.slot for fill in other.fills]) == ([0, 2], [1, 3])
-    assert (first.trims, other.trims) == ((trims[1],), (trims[0],))
+    assert (first.tables, other.tables) == ((tables[1],), (tables[0],))
     assert (first.draft_steps, other.draft_steps) == (3, 0)
     assert (first.dummy, other.dummy) == (False, True)
 
@@ -81,39 +81,46 @@ def test_heartbeats_and_warm_ups_are_everybodys() -> None:
 
 
 def test_a_plan_is_done_when_every_rank_has_said_so() -> None:
-    results = RankResults(2)
+    passed: list[StepDone | Drafted] = []
+    results = RankResults(2, passed.append, passed.append)
     rows = [SampledRow(slot, 1, 40 + slot) for slot in range(3)]
-    assert results.take(StepDone(0, (rows[0],))) == ()
-    assert results.take(StepDone(1, ())) == (), "the same rank goes on"
-    assert results.take(StepDone(0, (rows[1], rows[2]))) == (StepDone(0, tuple(rows)),)
-    assert results.take(StepDone(1, ())) == (StepDone(1, ()),)
+    results.step_done(StepDone(0, (rows[0],)))
+    results.step_done(StepDone(1, ()))
+    assert passed == [], "the other rank has answered neither plan"
+    results.step_done(StepDone(0, (rows[1], rows[2])))
+    assert passed == [StepDone(0, tuple(rows))]
+    results.step_done(StepDone(1, ()))
+    assert passed[1:] == [StepDone(1, ())]
     counts = ReadyCounts(2)
     assert [counts.is_last(number) for number in (1, 2, 1, 2, 1)] == [False, False, True, True, False]
 
 
-def test_drafts_are_told_once_all_ranks_have_said_what_was_sampled() -> None:
-    results = RankResults(3)
+def test_drafts_are_passed_on_once_all_ranks_have_said_what_was_sampled() -> None:
+    passed: list[StepDone | Drafted] = []
+    results = RankResults(3, passed.append, passed.append)
     drafted = [Drafted(0, (DraftedRow(rank, 1, 9, (5, 6)),), 0.1) for rank in range(3)]
     said = [StepDone(0, (SampledRow(rank, 1, 40 + rank),)) for rank in range(3)]
-    assert results.take(said[2]) == results.take(drafted[2]) == ()
-    assert results.take(said[0]) == results.take(StepDone(1, ())) == results.take(drafted[0]) == ()
-    done = StepDone(0, (*said[2].rows, *said[0].rows, *said[1].rows))
-    assert results.take(said[1]) == (done, drafted[2], drafted[0])
-    assert results.take(drafted[1]) == (drafted[1],)
-    alone = RankResults(1)
-    assert alone.take(said[0]) == (said[0],)
-    assert alone.take(drafted[0]) == (drafted[0],)
+    results.step_done(said[2])
+    results.drafted(drafted[2])
+    results.step_done(said[0])
+    results.step_done(StepDone(1, ()))
+    results.drafted(drafted[0])
+    assert passed == []
+    results.step_done(said[1])
+    assert passed == [StepDone(0, (*said[2].rows, *said[0].rows, *said[1].rows)), drafted[2], drafted[0]]
+    results.drafted(drafted[1])
+    assert passed[3:] == [drafted[1]]
 
 
 def test_requests_are_spread_over_ranks_and_begin_with_what_their_own_holds() -> None:
-    ledger = SlotLedger(2, 4, 64, prefix_cache=True, num_ranks=2)
+    ledger = SlotLedger(2, 8, 64, prefix_cache=True, num_ranks=2)
     prompt = tuple(range(40))
-    taken = [ledger.take(cohort, prompt)[0] for cohort in (0, 1, 0, 1)]
-    assert [rank_of_slot(slot, 2) for slot in taken] == [0, 1, 1, 0], taken
-    assert ledger.prefixes is not None
-    for start in (0, BLOCK_TOKENS):
-        ledger.prefixes.extend(taken[0], prompt[start : start + BLOCK_TOKENS])
-    assert ledger.beginning_of(taken[3], prompt, "") == (2 * BLOCK_TOKENS, taken[0])
-    assert ledger.beginning_of(taken[1], prompt, "") == (0, None), "another rank's memory"
-    ledger.prefixes.extend(taken[1], prompt[:BLOCK_TOKENS])
-    assert ledger.beginning_of(taken[2], prompt, "") == (BLOCK_TOKENS, taken[1]), "as much as its own rank holds"
+    taken = [ledger.take(prompt, ranks=(0, 1))[0] for _ in range(4)]
+    assert [rank_of_slot(slot, 2) for slot in taken] == [0, 1, 0, 1], taken
+    ledger.note_full(taken[0], [prompt[:BLOCK_TOKENS], prompt[BLOCK_TOKENS : 2 * BLOCK_TOKENS]])
+    assert ledger.share_more(taken[2], prompt) == 2 * BLOCK_TOKENS
+    assert ledger.share_more(taken[3], prompt) == 0, "another rank's memory"
+    ledger.note_full(taken[1], [prompt[:BLOCK_TOKENS]])
+    assert ledger.share_more(taken[3], prompt) == BLOCK_TOKENS, "as much as its own rank holds"
+    assert rank_of_slot(ledger.take(prompt, ranks=(0, 1))[0], 2) == 0, "where most of it is, of equally busy ones"
+    assert rank_of_slot(ledger.take(prompt, ranks=(0, 1))[0], 2) == 1, "a step is as long as its fullest rank's part"

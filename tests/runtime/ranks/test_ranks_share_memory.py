@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -97,7 +97,6 @@ def summed(parts: list[Tensor]) -> Tensor:
     return total.to(parts[0].dtype)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     size=st.integers(1, 4),
     shapes=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 90)), min_size=1, max_size=6),

@@ -21,12 +21,10 @@ from oracles.tiny_models import (
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.expert_cut import expert_cut
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
-from stageline_runtime.models.cpu.decoder import DecoderStage
-from stageline_runtime.models.device.attention import PlainAttention
 from stageline_runtime.models.families import build_any_stage_model, device_builder
-from stageline_runtime.models.protocol import CaptureSizes, GraphsUnavailableError, StageShape
+from stageline_runtime.models.layers.attention import PlainAttention
+from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
-from stageline_runtime.plan_bus.messages import GraphMode
 from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
 
 FLOAT32_BYTES = 4
@@ -41,7 +39,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 
 def _shape(num_layers: int = 4, **fields: Any) -> StageShape:
     whole: dict[str, Any] = {"layers": LayerRange(first=0, last=num_layers - 1), "is_first": True, "is_last": True}
-    cache = {"num_cohorts": 1, "slots_per_cohort": 2, "slot_tokens": 32}
+    cache = {"num_cohorts": 1, "num_slots": 2, "slot_tokens": 32}
     return StageShape(dtype=torch.float32, **whole | cache | fields)
 
 
@@ -132,12 +130,3 @@ def test_a_device_refuses_experts_of_sizes_that_it_has_no_products_for(tmp_path:
     build = device_builder(ImmediateAccelerator(), PlainAttention)
     with pytest.raises(UnsupportedModelError, match="inner size of an expert is 45 elements of 4 bytes"):
         build(model_dir, read_model_config(model_dir), _shape(), _quiet)
-
-
-def test_layers_whose_experts_are_cut_are_not_captured(tmp_path: Path) -> None:
-    model_dir = write_tiny_mixtral(tmp_path)
-    config = read_model_config(model_dir)
-    model = build_any_stage_model(model_dir, config, _shape(), _quiet, experts=ThreadRanks(2).ranks[0])
-    assert isinstance(model, DecoderStage)
-    with pytest.raises(GraphsUnavailableError, match="mixture of experts"):
-        model.capture_graphs(GraphMode.PIECEWISE, CaptureSizes(decode=(1,), step=(8,)), tmp_path, print)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import threading
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -13,6 +14,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from processes.cpu_bounds import CpuBound
 from stageline_api.engine_http import GRAMMAR_MARK, REGEX_MARK
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.schema_check import SchemaCheck
@@ -112,16 +114,19 @@ ENDS_EARLY: Final = "of each other"
 
 
 @pytest.mark.parametrize("grammar", [HOSTILE[name] for name in HOSTILE if name != ENDS_EARLY])
-def test_a_grammar_that_is_dear_to_follow_is_refused_before_any_answer(grammars: JsonGrammars, grammar: str) -> None:
+def test_a_grammar_that_is_dear_to_follow_is_refused_before_any_answer(
+    grammars: JsonGrammars, grammar: str, cpu_bound: CpuBound
+) -> None:
     began = time.thread_time()
     fault = rehearsed(grammars, GRAMMAR_MARK + grammar)
     spent = time.thread_time() - began
     assert fault is not None
     assert "too long to follow" in fault or "too complex to follow" in fault
     assert "\n" not in fault
-    assert spent < 2.0, f"{spent:.2f} s of CPU, which the engine would have given up before"
+    assert cpu_bound.holds(spent, 2.0), f"{spent:.2f} s of CPU, which the engine would have given up before"
 
 
+@pytest.mark.thorough
 def test_one_whose_first_mask_takes_a_minute_is_refused_with_the_reason(model_dir: Path) -> None:
     async def run() -> str:
         check = SchemaCheck(model_dir, VOCAB_SIZE, [0])
@@ -144,7 +149,9 @@ def maker(grammars: JsonGrammars) -> Iterator[GuideMaker]:
 
 
 @pytest.mark.parametrize("grammar", HOSTILE.values(), ids=HOSTILE.keys())
-def test_many_choices_of_one_take_no_more_of_a_step_than_a_gap_may_last(grammars: JsonGrammars, grammar: str) -> None:
+def test_many_choices_of_one_take_no_more_of_a_step_than_a_gap_may_last(
+    grammars: JsonGrammars, grammar: str, cpu_bound: CpuBound
+) -> None:
     """As if it had not been rehearsed.
 
     The least of three: whoever is to leave a call behind may be late itself where others load the machine, and the call
@@ -153,9 +160,9 @@ def test_many_choices_of_one_take_no_more_of_a_step_than_a_gap_may_last(grammars
     text = GRAMMAR_MARK + grammar
     grammars.matcher(text)
     seconds: list[float] = []
-    while len(seconds) < 3 and min(seconds, default=GAP_SECONDS) >= GAP_SECONDS:
+    while not seconds or (len(seconds) < 3 and not cpu_bound.holds(min(seconds), GAP_SECONDS)):
         seconds.append(slowest_step_of_31(grammars, text))
-    assert min(seconds) < GAP_SECONDS, f"seconds of CPU for one step, in three tries: {seconds}"
+    assert cpu_bound.holds(min(seconds), GAP_SECONDS), f"seconds of CPU for one step, in three tries: {seconds}"
 
 
 def slowest_step_of_31(grammars: JsonGrammars, text: str) -> float:
@@ -176,7 +183,7 @@ def slowest_step_of_31(grammars: JsonGrammars, text: str) -> float:
     return slowest
 
 
-def test_one_that_turns_dear_late_ends_its_own_answer_alone(grammars: JsonGrammars) -> None:
+def test_one_that_turns_dear_late_ends_its_own_answer_alone(grammars: JsonGrammars, cpu_bound: CpuBound) -> None:
     """No rehearsal comes there: it takes one token of eighteen thousand."""
     rules = ambiguous(30).removeprefix("start: s\n")
     late = GRAMMAR_MARK + f'start: /[a-z]+/ "~" s\n{rules}'
@@ -194,14 +201,15 @@ def test_one_that_turns_dear_late_ends_its_own_answer_alone(grammars: JsonGramma
     state.accept(plan)
     before = maker.calls.cpu_seconds
     sampled, _ = state.sample(plan, torch.zeros(2, VOCAB_SIZE))
-    assert maker.calls.cpu_seconds - before < GAP_SECONDS
+    assert cpu_bound.holds(maker.calls.cpu_seconds - before, GAP_SECONDS)
     assert [row.failure for row in sampled] == [TOO_SLOW, None]
     maker.close()
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize("most", [4, 15, 30, 45, 60, 110])
 @pytest.mark.parametrize("letter", ["/[a-z]/", "/./"])
-def test_what_is_left_behind_ends_soon(grammars: JsonGrammars, most: int, letter: str) -> None:
+def test_what_is_left_behind_ends_soon(grammars: JsonGrammars, most: int, letter: str, cpu_bound: CpuBound) -> None:
     """Nothing could end it, and it takes a core from the steps."""
     rules = ambiguous(most, letter).removeprefix("start: s\n")
     matcher = grammars.matcher(GRAMMAR_MARK + f'start: /[a-z]+/ "~" s\n{rules}')
@@ -212,7 +220,7 @@ def test_what_is_left_behind_ends_soon(grammars: JsonGrammars, most: int, letter
         matcher.compute_bitmask()
         matcher.consume_tokens([VOCABULARY.index("abc")])
         slowest = max(slowest, time.thread_time() - began)
-    assert slowest < 1.0, f"{slowest:.2f} s of CPU for one token"
+    assert cpu_bound.holds(slowest, 1.0), f"{slowest:.2f} s of CPU for one token"
 
 
 def _objects(count: int) -> list[dict[str, Any]]:
@@ -303,19 +311,20 @@ def test_what_people_write_is_followed_by_many_at_once(grammars: JsonGrammars, m
 
 
 def test_a_call_that_takes_too_long_is_left_behind_and_the_next_one_made() -> None:
-    calls, ends_at = WatchedCalls(), time.process_time() + 1.0
+    calls, is_over = WatchedCalls(), threading.Event()
 
     def spin() -> None:
-        while time.process_time() < ends_at:
+        while not is_over.is_set():
             pass
 
-    began = time.process_time()
-    with pytest.raises(OverrunError):
-        calls.make(spin, CALL_SECONDS)
-    assert time.process_time() - began < 0.5
-    assert calls.make(lambda: "next", CALL_SECONDS).result == "next"
-    assert calls.num_left == 1
-    calls.close()
+    try:
+        with pytest.raises(OverrunError):
+            calls.make(spin, CALL_SECONDS)
+        assert calls.make(lambda: "next", CALL_SECONDS).result == "next", "while the first goes on"
+        assert calls.num_left == 1
+    finally:
+        is_over.set()
+        calls.close()
 
 
 def test_a_call_that_waits_without_using_cpu_is_waited_for() -> None:

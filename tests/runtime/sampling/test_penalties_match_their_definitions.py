@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor
 
@@ -37,7 +37,6 @@ def test_a_request_without_penalties_needs_no_history() -> None:
     assert logits.equal(before)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=80),
     output=token_lists,
@@ -50,7 +49,6 @@ def test_repetition_penalty_is_that_of_hugging_face(prompt: list[int], output: l
     torch.testing.assert_close(logits, expected, rtol=0, atol=0)
 
 
-@settings(max_examples=60, deadline=None)
 @given(prompt=token_lists, output=token_lists, frequency=st.floats(-2, 2), presence=st.floats(-2, 2))
 def test_frequency_and_presence_count_output_alone(
     prompt: list[int], output: list[int], frequency: float, presence: float
@@ -75,7 +73,6 @@ def test_bias_comes_before_the_penalties() -> None:
     assert logits.tolist() == [(1.0 - 3.0) * 2.0, -1.0 * 2.0 - 0.5, 102.0]
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     min_p=st.sampled_from([0.001, 0.02, 0.1, 0.5, 0.99, 1.0]),
     temperature=st.sampled_from([0.3, 1.0, 2.0]),

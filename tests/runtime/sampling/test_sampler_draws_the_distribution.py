@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline_runtime.plan_bus.messages import RequestSampling
@@ -58,7 +58,6 @@ eighths = st.integers(-64, 64).map(lambda value: value / 8)
 top_ps = st.one_of(st.just(1.0), st.floats(0.01, 0.999))
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     logits=st.lists(eighths, min_size=1, max_size=40),
     temperature=st.sampled_from([0.25, 0.5, 1.0, 2.0]),
@@ -75,7 +74,6 @@ def test_token_is_that_of_a_plain_full_sort(
     assert drawn.tolist() == [reference_token(logits, parameters)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     flatness=st.sampled_from([0.0, 0.01, 0.3, 3.0]),
     top_k=st.sampled_from([0, 1, PREFILTER_SIZE - 1, PREFILTER_SIZE, PREFILTER_SIZE + 1, 600, 1000, 2000]),
@@ -133,7 +131,6 @@ mixed_rows = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(rows=mixed_rows, logits_seed=st.integers(0, 1000))
 def test_a_row_does_not_depend_on_its_batch(rows: list[Draw], logits_seed: int) -> None:
     logits = torch.randn(len(rows), 517, generator=torch.Generator().manual_seed(logits_seed))

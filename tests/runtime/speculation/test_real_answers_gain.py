@@ -1,6 +1,6 @@
 """What drafts win on texts that a model really wrote, over two stages of 13 ms and 0.7 ms a token.
 
-The floors are a little below what these rules give; what machines give stands in docs/benchmarks.md.
+The floors are a little below what these rules give; what machines give stands in docs/dev/benchmarks.md.
 """
 
 import pytest

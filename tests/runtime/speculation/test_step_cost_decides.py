@@ -23,16 +23,7 @@ def test_the_fuller_a_plan_the_better_drafts_must_be(num_rows: int, acceptance: 
     assert SMOLLM2.best_length(num_rows, 15, acceptance) == length
 
 
-@pytest.mark.parametrize(
-    ("depth", "acceptance", "length"), [(1, 0.7, 7), (2, 0.7, 3), (4, 0.7, 3), (8, 0.7, 1), (4, 0.95, 7), (4, 0.1, 1)]
-)
-def test_the_longer_a_chain_may_be_the_shorter_its_rows(depth: int, acceptance: float, length: int) -> None:
-    """Stages of 20 ms and 1 ms a token."""
-    cost = StepCost(0.02 * depth, 0.001 * depth)
-    assert cost.best_length(1, 15, acceptance, depth) == length
-
-
-def test_a_chain_of_one_gives_what_its_drafts_are_worth() -> None:
+def test_a_lone_row_gives_what_its_drafts_are_worth() -> None:
     for acceptance in (0.0, 0.4, 0.95):
         expected = (1 + expected_tokens(7, acceptance)) / SMOLLM2.seconds(8)
         assert SMOLLM2.rate(1, 7, acceptance) == pytest.approx(expected)

@@ -4,6 +4,7 @@ import pytest
 
 from oracles.hash_draft_model import HashDraftModel
 from oracles.hash_model import VOCAB_SIZE, reference_logits
+from oracles.paged_store import own_blocks
 from stageline_runtime.plan_bus.messages import DraftedRow, PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 
@@ -32,6 +33,7 @@ def plan(seq: int, row: PlanRow, draft_steps: int, *, fills: tuple[SlotFill, ...
         feedback_posted=False,
         dummy=False,
         draft_steps=draft_steps,
+        tables=own_blocks(2, 64) if seq == 0 else (),
     )
 
 
@@ -53,7 +55,7 @@ def follow(context: tuple[int, ...], count: int, vocab_size: int = VOCAB_SIZE) -
 
 
 def test_it_drafts_from_what_was_sampled_and_computes_each_token_once() -> None:
-    model = HashDraftModel(1, 2)
+    model = HashDraftModel(1)
     drafting = drafter(model)
     row = drafted(drafting, plan(0, FIRST, 3, fills=(FILL,)), SampledRow(0, 1, 9))
     expected = follow((*PROMPT, 9), 3)
@@ -68,7 +70,7 @@ def test_it_drafts_from_what_was_sampled_and_computes_each_token_once() -> None:
 
 
 def test_a_long_prompt_is_caught_up_with_in_pieces() -> None:
-    drafting = drafter(HashDraftModel(1, 2), room=4)
+    drafting = drafter(HashDraftModel(1), room=4)
     assert drafted(drafting, plan(0, FIRST, 2, fills=(FILL,)), SampledRow(0, 1, 9)).token_ids == ()
     decode = PlanRow(0, 1, 5, 1, (), need_sample=True, wants_drafts=True)
     row = drafted(drafting, plan(1, decode, 2), SampledRow(0, 1, 8))
@@ -76,15 +78,15 @@ def test_a_long_prompt_is_caught_up_with_in_pieces() -> None:
 
 
 def test_it_stops_at_the_end_of_its_context() -> None:
-    assert len(drafted(drafter(HashDraftModel(1, 2), context=7), plan(0, FIRST, 5, fills=(FILL,)), SampledRow(0, 1, 9))
+    assert len(drafted(drafter(HashDraftModel(1), context=7), plan(0, FIRST, 5, fills=(FILL,)), SampledRow(0, 1, 9))
                .token_ids) == 2  # fmt: skip
-    short = drafter(HashDraftModel(1, 2), context=5)
+    short = drafter(HashDraftModel(1), context=5)
     assert drafted(short, plan(0, FIRST, 5, fills=(FILL,)), SampledRow(0, 1, 9)).token_ids == ()
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 20, VOCAB_SIZE + 9], ids=["smaller", "larger"])
 def test_ids_that_only_one_vocabulary_has_are_never_drafted(vocab_size: int) -> None:
-    drafting = drafter(HashDraftModel(1, 2), vocab_size=vocab_size)
+    drafting = drafter(HashDraftModel(1), vocab_size=vocab_size)
     row = drafted(drafting, plan(0, FIRST, 4, fills=(FILL,)), SampledRow(0, 1, 9))
     assert row.token_ids == follow((*PROMPT, 9), 4, min(vocab_size, VOCAB_SIZE))
     # An id that only the model has comes in its prompt.
@@ -94,6 +96,6 @@ def test_ids_that_only_one_vocabulary_has_are_never_drafted(vocab_size: int) -> 
 
 
 def test_a_row_whose_slot_another_request_has_taken_gets_nothing() -> None:
-    drafting = drafter(HashDraftModel(1, 2))
+    drafting = drafter(HashDraftModel(1))
     drafting.accept(plan(0, FIRST, 0, fills=(SlotFill(0, 2, GREEDY),)))
     assert drafted(drafting, plan(1, FIRST, 2), SampledRow(0, 1, 9)) == DraftedRow(0, 1, 0, ())

@@ -5,8 +5,8 @@ import torch
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.models.weights.checkpoint import WeightsError
-from stageline_runtime.plan_bus.bus import BusClosedError, BusProtocolError
-from stageline_runtime.plan_bus.messages import GroupFailed
+from stageline_runtime.plan_bus.bus import BusClosedError
+from stageline_runtime.plan_bus.messages import BusProtocolError, GroupFailed
 from stageline_runtime.stage.failures import allocation_failure, as_failure
 from stageline_runtime.stage.group_end import group_failure
 from stageline_runtime.termination import RuntimeFailure

@@ -39,8 +39,8 @@ def test_a_tensor_that_comes_ends_the_looking_although_the_device_still_works() 
     assert (len(looks), list(answers)) == (1, [])
 
 
-def test_links_are_asked_while_a_receive_hangs_so_that_nothing_is_made_of_what_is_given_up() -> None:
-    """torch notes the error first; later the receive ends without its data, and the device goes on with that."""
+def test_links_are_asked_while_a_receive_hangs() -> None:
+    """A receive from a lost peer never ends, and only its link says why."""
 
     class Hanging:
         oldest_seq = 7
@@ -49,7 +49,7 @@ def test_links_are_asked_while_a_receive_hangs_so_that_nothing_is_made_of_what_i
             return 1
 
         def finished(self) -> list[Any]:
-            raise AssertionError("looked for results before the links were asked")
+            raise AssertionError("waited for results that never come")
 
     def check(seq: int) -> None:
         raise PeerLostError(0, "receive hidden", "NCCL reported COMM_ERROR", seq=seq)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
-from unittest import mock
 
 import pytest
 import torch
@@ -16,11 +15,11 @@ from oracles.tiny_models import write_tiny_llama
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
-from stageline_runtime.models.device.attention import PlainAttention
-from stageline_runtime.models.device.stage import DeviceStage, attention_heads, build_device_stage
+from stageline_runtime.models.decoder import DecoderStage, attention_heads, build_stage_model
+from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.plan_bus.messages import GraphMode
-from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, padded_size
 from stageline_runtime.stage.load_draft import LoadedDraft, load_draft
 from stageline_runtime.stage.memory_use import MemoryUse, blocks_to_measure, largest_plan, measure
 
@@ -43,7 +42,7 @@ class ScriptedMemory(ImmediateAccelerator):
 class Spy:
     """Passes everything on to a stage's model and notes the sizes that it computes."""
 
-    def __init__(self, stage: DeviceStage) -> None:
+    def __init__(self, stage: DecoderStage) -> None:
         self._stage = stage
         self.layers_tokens: list[int] = []
         self.head_rows: list[int] = []
@@ -67,7 +66,7 @@ def shape_of(**changes: Any) -> StageShape:
         "is_last": True,
         "dtype": torch.float32,
         "num_cohorts": 2,
-        "slots_per_cohort": 2,
+        "num_slots": 4,
         "slot_tokens": 40,
         "max_step_tokens": 64,
     }
@@ -97,8 +96,8 @@ def test_a_device_runs_the_largest_step_without_and_with_sampling(
     device = ScriptedMemory(100, 300)
     shape = shape_of(**ends)
     shape = shape_of(**ends, num_blocks=blocks_to_measure(shape))
-    attention = PlainAttention(attention_heads(config, shape))
-    spy = Spy(build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention))
+    attention = PlainAttention(attention_heads(config))
+    spy = Spy(build_stage_model(tmp_path, config, shape, lambda *_: None, accelerator=device, attention=attention))
     use = measure(cast(Any, spy), config, shape, graphs, device)
     assert use == MemoryUse(held_bytes=1000, step_bytes=step_bytes)
     assert (spy.layers_tokens, spy.head_rows) == ([64, 64], head_rows)
@@ -113,8 +112,8 @@ def test_drafts_are_measured_where_they_are_drawn(tmp_path: Path, drafts: int, d
     shape = shape_of()
     shape = shape_of(num_blocks=blocks_to_measure(shape))
     device = ScriptedMemory(100, 300, 500)
-    attention = PlainAttention(attention_heads(config, shape))
-    spy = Spy(build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention))
+    attention = PlainAttention(attention_heads(config))
+    spy = Spy(build_stage_model(tmp_path, config, shape, lambda *_: None, accelerator=device, attention=attention))
     use = measure(cast(Any, spy), config, shape, GraphMode.OFF, device, drafts=drafts)
     assert use == MemoryUse(held_bytes=1000, step_bytes=500)
     assert spy.head_rows == [4, *REPORTS, 4, draws]
@@ -125,10 +124,26 @@ def test_stages_that_draw_nothing_measure_no_drafts(tmp_path: Path) -> None:
     shape = shape_of(is_last=False)
     shape = shape_of(is_last=False, num_blocks=blocks_to_measure(shape))
     device = ScriptedMemory(100, 300)
-    stage = build_device_stage(
-        tmp_path, config, shape, lambda *_: None, device, PlainAttention(attention_heads(config, shape))
+    stage = build_stage_model(
+        tmp_path, config, shape, lambda *_: None, accelerator=device, attention=PlainAttention(attention_heads(config))
     )
     assert measure(stage, config, shape, GraphMode.OFF, device, drafts=15).step_bytes == 300
+
+
+@pytest.mark.parametrize(("max_step_tokens", "captured"), [(64, 64), (256, 256), (264, 256)])
+def test_what_graphs_keep_is_measured_with_the_largest_step_that_is_captured(
+    tmp_path: Path, max_step_tokens: int, captured: int
+) -> None:
+    config = read_model_config(write_tiny_llama(tmp_path))
+    shape = shape_of(max_step_tokens=max_step_tokens, slot_tokens=80, is_last=False, is_first=False)
+    shape = replace(shape, num_blocks=blocks_to_measure(shape))
+    attention = PlainAttention(attention_heads(config))
+    stage = build_stage_model(
+        tmp_path, config, shape, lambda *_: None, accelerator=ImmediateAccelerator(), attention=attention
+    )
+    spy = Spy(stage)
+    use = measure(cast(Any, spy), config, shape, GraphMode.FULL, ScriptedMemory(100, 300))
+    assert (use.step_bytes, spy.layers_tokens) == (400, [captured, padded_size(max_step_tokens)])
 
 
 def drafts_for_itself(model_dir: Path, config: ModelConfig, shape: StageShape, device: Accelerator) -> LoadedDraft:
@@ -140,7 +155,6 @@ def drafts_for_itself(model_dir: Path, config: ModelConfig, shape: StageShape, d
         shape,
         lambda *_: None,
         max_step_tokens=64,
-        most_drafts=15,
         accelerator=device,
         attention=PlainAttention,
     )
@@ -153,10 +167,10 @@ def test_a_draft_model_is_measured_where_it_drafts(tmp_path: Path, peaks: tuple[
     shape = shape_of()
     shape = shape_of(num_blocks=blocks_to_measure(shape))
     device = ScriptedMemory(100, 300, 500, *peaks)
-    attention = PlainAttention(attention_heads(config, shape))
-    stage = build_device_stage(tmp_path, config, shape, lambda *_: None, device, attention)
+    attention = PlainAttention(attention_heads(config))
+    stage = build_stage_model(tmp_path, config, shape, lambda *_: None, accelerator=device, attention=attention)
     draft = drafts_for_itself(tmp_path, config, shape, device)
-    spy = Spy(cast(DeviceStage, draft.stage.model))
+    spy = Spy(cast(DecoderStage, draft.stage.model))
     draft = replace(draft, stage=replace(draft.stage, model=cast(Any, spy)))
     use = measure(stage, config, shape, GraphMode.OFF, device, drafts=15, draft=draft)
     assert use == MemoryUse(held_bytes=1000, step_bytes=most)
@@ -168,25 +182,11 @@ def test_a_draft_model_is_measured_where_it_drafts(tmp_path: Path, peaks: tuple[
     assert spy.layers_tokens[-1] == 64
 
 
-def test_a_draft_models_cache_has_room_for_what_is_drafted_ahead(tmp_path: Path) -> None:
-    """From the first on, so that what is measured has it in it; and no more than its slots can fill."""
+def test_a_draft_models_cache_has_the_groups_blocks(tmp_path: Path) -> None:
     config = read_model_config(write_tiny_llama(tmp_path))
     shape = shape_of(slot_tokens=400)
-    made: list[int] = []
-
-    class Noted(DeviceStage):
-        def _make_cache(self, num_blocks: int) -> None:
-            made.append(num_blocks)
-            super()._make_cache(num_blocks)
-
-    with mock.patch("stageline_runtime.models.device.stage.DeviceStage", Noted):
-        draft = drafts_for_itself(tmp_path, config, shape, ImmediateAccelerator())
-    assert made == [blocks_to_measure(shape) + 4]
-    token_bytes = config.kv_bytes_per_token(config.num_layers, 4)
-    assert draft.make_cache(50) == 54 * BLOCK_TOKENS * token_bytes
-    full = 4 * blocks_of(draft.stage.context_tokens)
-    assert draft.make_cache(10 * full) == full * BLOCK_TOKENS * token_bytes
-    assert made[1:] == [54, full]
+    draft = drafts_for_itself(tmp_path, config, shape, ImmediateAccelerator())
+    assert draft.make_cache(50) == 50 * BLOCK_TOKENS * config.kv_bytes_per_token(config.num_layers, 4)
 
 
 @given(
@@ -199,7 +199,7 @@ def test_the_largest_plan_has_all_tokens_that_the_slots_can_take(
     cohorts: int, slots: int, slot_tokens: int, max_step_tokens: int
 ) -> None:
     shape = shape_of(
-        num_cohorts=cohorts, slots_per_cohort=slots, slot_tokens=slot_tokens, max_step_tokens=max_step_tokens
+        num_cohorts=cohorts, num_slots=cohorts * slots, slot_tokens=slot_tokens, max_step_tokens=max_step_tokens
     )
     plan = largest_plan(shape, 100, samples=True)
     num_rows = min(shape.num_slots, max_step_tokens)

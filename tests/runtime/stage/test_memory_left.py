@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stageline_api import env
 from stageline_runtime.planning import this_machine
 
 GIB = 1 << 30
@@ -40,6 +41,57 @@ def test_available_bytes(
     if inactive_file is not None:
         (machine / "memory.stat").write_text(f"anon 1\nfile 2\ninactive_file {inactive_file}\nactive_file 3\n")
     assert this_machine.available_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "limit", "used", "expected"),
+    [
+        ("4", "max", 0, 4 * GIB),
+        ("2", "max", 12 * GIB, 8 * GIB),
+        ("2", str(6 * GIB), 0, 3 * GIB),
+        ("2", str(6 * GIB), 3 * GIB, 3 * GIB),
+        ("2", str(6 * GIB), 4 * GIB, 2 * GIB),
+        ("0", "max", 0, 8 * GIB),
+        ("two", "max", 0, 8 * GIB),
+    ],
+)
+def test_groups_on_one_machine_have_a_part_each(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, groups: str, limit: str, used: int, expected: int
+) -> None:
+    """Of its 16 GiB, or two that start at once would each take all. What others hold is not taken off twice."""
+    (machine / "memory.max").write_text(limit)
+    (machine / "memory.current").write_text(str(used))
+    monkeypatch.setenv(env.GROUPS_ON_MACHINE, groups)
+    assert this_machine.available_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "inactive_file", "expected"),
+    [
+        (9223372036854771712, GIB, 0, 8 * GIB),
+        (4 * GIB, GIB, 0, 3 * GIB),
+        (4 * GIB, 3 * GIB, 2 * GIB, 3 * GIB),
+        (4 * GIB, 5 * GIB, 0, 0),
+        (64 * GIB, GIB, 0, 8 * GIB),
+    ],
+)
+def test_version_1_of_control_groups_limits_memory_too(
+    machine: Path, limit: int, used: int, inactive_file: int, expected: int
+) -> None:
+    group = machine / "memory"
+    group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (group / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (group / "memory.stat").write_text(f"inactive_file 7\ntotal_inactive_file {inactive_file}\n")
+    assert this_machine.available_bytes() == expected
+    is_limited = limit < 1 << 60
+    assert (this_machine.memory_identity() == this_machine.container_identity()) is is_limited
+
+
+def test_kills_are_counted_in_either_version(tmp_path: Path) -> None:
+    for name, text in (("events", "oom 4\noom_kill 3\n"), ("oom_control", "under_oom 0\noom_kill 3\n")):
+        (tmp_path / name).write_text(text)
+        assert this_machine.kernel_kills(tmp_path / name) == 3
 
 
 def test_a_memory_limit_separates_the_memory_of_containers_and_never_their_machine(machine: Path) -> None:

@@ -3,24 +3,18 @@
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
 import trustme
 
-from processes.free_ports import free_port
 from processes.model_certificates import write_certificates
-from processes.transport_ends import secure_address, transport_contract
+from processes.transport_ends import hang_up, join_all, transport_contract
 from stageline_api.runtime_config import TlsConfig
-from stageline_runtime.plan_bus.messages import TransportKind
-from stageline_runtime.transport.point_to_point import FEEDBACK_RING, MAX_TAG, SEND_RING, PointToPointTransport
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, Transport, WireSizes
-from stageline_runtime.transport.rendezvous import join
+from stageline_runtime.transport.socket_transport import MAX_TAG, SEND_RING, SocketTransport
 
 HIDDEN_SIZE = 8
 
@@ -29,47 +23,32 @@ HIDDEN_SIZE = 8
 class Kind:
     """Of connection."""
 
-    transport: Literal["auto", "gloo"] = "auto"
     tls: TlsConfig | None = None
 
 
 @contextmanager
 def met(step_seconds: float, kind: Kind) -> Iterator[tuple[Transport, Transport]]:
     """Transports of stage 0 and stage 1 that wait for each other at most `step_seconds`."""
-    port = free_port()
-
-    def meet(stage: int) -> Transport:
-        return join(
-            transport_contract(stage, port, step_seconds, kind.tls, transport=kind.transport),
-            TransportKind.HOST,
-            WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2),
-            accelerator=None,
-            next_address=secure_address(1 - stage),
-        )
-
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(meet, (0, 1))
+    sizes = WireSizes(hidden_size=HIDDEN_SIZE, dtype=torch.float32, max_step_tokens=4, max_rows=2)
+    first, second = join_all([transport_contract(stage, step_seconds, kind.tls) for stage in (0, 1)], sizes)
     yield first, second
-    first.close()
-    second.close()
+    hang_up(first)
+    hang_up(second)
 
 
 def test_whether_a_tensor_has_come_can_be_asked_before_it_is_waited_for(kind: Kind) -> None:
-    """Of plans that were posted ahead the next one's; the end of the other stage is something too.
-
-    gloo can't tell, of the end neither: that is waited for as long as a step may take.
-    """
-    with met(8 if kind.transport == "gloo" else 60, kind) as (first, second):
+    """Of plans that were posted ahead the next one's; the end of the other stage is something too."""
+    with met(60, kind) as (first, second):
         for seq in range(2):
             second.post_hidden(seq, 1)
-            assert second.hidden_has_come(0) is (kind.transport == "gloo")
+            assert not second.hidden_has_come(0)
         for seq in range(2):
             first.send_hidden(seq, torch.full((1, HIDDEN_SIZE), float(seq)))
             await_arrival(second, seq)
             assert second.wait_hidden(seq).tolist() == [[float(seq)] * HIDDEN_SIZE]
         second.post_hidden(2, 1)
-        assert second.hidden_has_come(2) is (kind.transport == "gloo")
-        first.close()
+        assert not second.hidden_has_come(2)
+        hang_up(first)
         await_arrival(second, 2)
         with pytest.raises(PeerLostError):
             second.wait_hidden(2)
@@ -82,17 +61,11 @@ def await_arrival(transport: Transport, seq: int) -> None:
         time.sleep(0.001)
 
 
-@pytest.fixture(scope="module", params=["in clear", "by gloo", "by TLS"])
+@pytest.fixture(scope="module", params=["in clear", "by TLS"])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     if request.param == "by TLS":
         return Kind(tls=write_certificates(tmp_path_factory.mktemp("certificates"), trustme.CA()))
-    return Kind("gloo" if request.param == "by gloo" else "auto")
-
-
-@pytest.fixture(params=["in clear", "by TLS"])
-def own_kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
-    """Connections of the runtime's own: gloo tells of a peer that closes only once a step's time is up."""
-    return Kind(tls=write_certificates(tmp_path, trustme.CA()) if request.param == "by TLS" else None)
+    return Kind()
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +81,16 @@ def hidden(seq: int) -> torch.Tensor:
 def test_many_plans_cross_and_nothing_piles_up(ends: tuple[Transport, Transport]) -> None:
     """Far more plans than the rings hold; feedback is sent for each and both sides keep only what is under way."""
     first, second = ends
-    for seq in range(5 * FEEDBACK_RING):
+    for seq in range(20 * SEND_RING):
         second.post_hidden(seq, 3)
         first.post_feedback(seq, 2)
         first.send_hidden(seq, hidden(seq))
         assert torch.equal(second.wait_hidden(seq), hidden(seq))
-        rows = torch.tensor([[seq, 1, 0, 7], [seq, 1, 0, 9]])
+        rows = torch.tensor([[seq, 7], [seq, 9]])
         second.send_feedback(seq, rows)
-        if isinstance(first, PointToPointTransport) and isinstance(second, PointToPointTransport):
-            assert len(first._hidden_sends) <= SEND_RING
-            assert len(second._feedback_sends) <= FEEDBACK_RING
+        for each in ends:
+            assert isinstance(each, SocketTransport)
+            assert each._after.outstanding() <= SEND_RING
         assert torch.equal(first.wait_feedback(seq), rows)
 
 
@@ -167,7 +140,6 @@ def test_long_prompts_wait_for_the_peer_and_the_stage_does_not(
 
 
 def test_a_silent_peer_is_named_with_plan_and_operation(kind: Kind) -> None:
-    """Between ends of its own: gloo gives up the connection once a wait timed out."""
     with met(step_seconds=1, kind=kind) as (_, second):
         second.post_hidden(2000, 3)
         with pytest.raises(PeerLostError, match="plan 2000: stage 0 did not answer during receive hidden") as caught:
@@ -175,20 +147,20 @@ def test_a_silent_peer_is_named_with_plan_and_operation(kind: Kind) -> None:
     assert (caught.value.peer, caught.value.seq, caught.value.timed_out) == (0, 2000, True)
 
 
-def test_a_peer_that_goes_is_named_by_who_waits_for_it(own_kind: Kind) -> None:
-    with met(step_seconds=60, kind=own_kind) as (first, second):
+def test_a_peer_that_goes_is_named_by_who_waits_for_it(kind: Kind) -> None:
+    with met(step_seconds=60, kind=kind) as (first, second):
         second.post_hidden(0, 3)
-        threading.Timer(0.2, first.close).start()
+        threading.Timer(0.2, hang_up, [first]).start()
         with pytest.raises(PeerLostError, match="plan 0: stage 0 was lost during receive hidden") as caught:
             second.wait_hidden(0)
     assert (caught.value.peer, caught.value.timed_out) == (0, False)
 
 
-def test_a_peer_that_goes_is_named_by_who_has_much_to_send(own_kind: Kind) -> None:
+def test_a_peer_that_goes_is_named_by_who_has_much_to_send(kind: Kind) -> None:
     """What it took of a long prompt is not what it was sent."""
-    with met(step_seconds=60, kind=own_kind) as (first, second):
+    with met(step_seconds=60, kind=kind) as (first, second):
         first.send_hidden(0, torch.zeros(LONG_PROMPT, HIDDEN_SIZE))
-        second.close()
+        hang_up(second)
         with pytest.raises(PeerLostError, match="stage 1 was lost during send hidden") as caught:  # noqa: PT012
             for seq in range(1, 1 + 2 * SEND_RING):
                 first.send_hidden(seq, hidden(seq))

@@ -192,12 +192,12 @@ def run_trace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
 
 
-def test_command_writes_trace_and_picture_of_the_model_that_is_up(group: RunningGroup, tmp_path: Path) -> None:
+def test_command_writes_a_trace_of_the_model_that_is_up(group: RunningGroup, tmp_path: Path) -> None:
     instance = Instance.claim(tmp_path / "small", "small", "http://127.0.0.1:1")
     endpoint = GroupEndpoint(model="tiny", group=0, incarnation=1, url=group.url, ready=True)
     write_endpoints(tmp_path / "small" / "endpoints.json", Endpoints(groups=(endpoint,)))
-    output, picture = tmp_path / "trace.json", tmp_path / "trace.svg"
-    paths = ("--output", str(output), "--picture", str(picture), "--state-dir", str(tmp_path))
+    output = tmp_path / "trace.json"
+    paths = ("--output", str(output), "--state-dir", str(tmp_path))
     try:
         done = run_trace("small", "--seconds", "0", *paths)
     finally:
@@ -209,8 +209,6 @@ def test_command_writes_trace_and_picture_of_the_model_that_is_up(group: Running
     assert {event["tid"] for event in boxes} == {stage + 1 for stage in range(len(group.addresses))}
     assert {event["args"]["state"] for event in boxes} >= {"busy.decode", "wait.recv", "wait.feedback", "idle"}
     assert {event["name"] for event in events if event["ph"] == "s"} == {"hidden", "feedback"}
-    assert picture.read_text().startswith("<svg ")
-    assert "busy decode" in picture.read_text()
 
 
 def test_watching_covers_the_time_watched(group: RunningGroup, tmp_path: Path) -> None:
@@ -227,7 +225,6 @@ def test_watching_covers_the_time_watched(group: RunningGroup, tmp_path: Path) -
     ("arguments", "words", "exit_code"),
     [
         pytest.param(("--engine-url", "http://127.0.0.1:9"), "the engine does not answer", 1, id="no engine"),
-        pytest.param(("--picture", "lanes.png"), "must end in .svg", 2, id="picture of another kind"),
         pytest.param(("absent",), "absent is not up", 2, id="not up"),
         pytest.param((), "nothing is up", 2, id="nothing is up"),
     ],

@@ -9,6 +9,7 @@ SILENT_STAGE: Final = Firing(
     "StagelineTargetDown",
     {"job": "stageline-stage", "instance": "stage:1", "pod": "a", **OBJECT, "group": "0"},
 )
+UNREADABLE_NODES: Final = Firing("StagelineResourceUnreadable", {"pod": "operator-0", "resource": "nodes"})
 GATEWAY: Final = {"namespace": "team", "pod": "gateway-0"}
 EXPIRY: Final = "stageline_gateway_tls_certificate_expiry_timestamp_seconds"
 _YEAR: Final = 365 * 86400
@@ -149,6 +150,25 @@ OPERATOR: Final = (
             "25m": (Firing("StagelineWatchStale", {"pod": "operator-0", "resource": "pods"}, "25m 0s"),),
         },
         spares=("StagelineWatchStale",),
+    ),
+    Scenario(
+        "nodes can't be listed, nor pods of one namespace; those of another can't for a moment",
+        {
+            series("stageline_operator_unreadable", pod="operator-0", resource="nodes"): "1x60",
+            series("stageline_operator_unreadable", pod="operator-0", namespace="team", resource="pods"): "_x10 1x50",
+            series("stageline_operator_unreadable", pod="operator-0", namespace="other", resource="pods"): (
+                "_x10 1x8 stale _x60"
+            ),
+        },
+        {
+            "9m": (),
+            "11m": (UNREADABLE_NODES,),
+            "14m": (
+                UNREADABLE_NODES,
+                Firing("StagelineResourceUnreadable", {"pod": "operator-0", "namespace": "team", "resource": "pods"}),
+            ),
+        },
+        spares=("StagelineResourceUnreadable",),
     ),
 )
 

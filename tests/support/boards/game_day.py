@@ -1,9 +1,9 @@
 """A game day: break a real model, and see whether the right alert says so in time, and no other beside it.
 
 `make game-day` breaks a model that `stageline up --monitor` serves, a new one for each scenario, and then a cluster
-with the chart, operator, gateway and model in it, and writes what happened to docs/game-day.md. It fails when an alert
-does not fire within its time, names something else, or others fire that are not of the matter. Takes some minutes per
-scenario and both cores; no test runs it.
+with the chart, operator, gateway and model in it, and writes the results to docs/dev/game-day.md. It fails when an
+alert does not fire within its time, names something else, or others fire that are not of the matter. Takes some minutes
+per scenario and both cores; no test runs it.
 """
 
 import argparse
@@ -184,7 +184,7 @@ def main() -> int:
         "--alert-speed", type=float, default=1.0, help="divide every alert's `for` by this; 1 is real time"
     )
     parser.add_argument("--only", choices=names, action="append", help="a scenario to play; all if left out")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "game-day.md", help="where the log goes")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "dev" / "game-day.md", help="where the log goes")
     given = parser.parse_args()
     chosen, speed = given.only or names, given.alert_speed
     reports: list[Report] = []

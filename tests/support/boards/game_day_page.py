@@ -1,4 +1,4 @@
-"""The page of a game day: what was done to a model, when, and which alert said so. Only its text is made here."""
+"""The page of a game day: each fault, its time, and the alert that it fired. Only its text is made here."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -8,23 +8,20 @@ if TYPE_CHECKING:
 
 _HEAD: Final = """# Game day
 
-Each part is SmolLM2 as two stages, broken on purpose and watched through a Prometheus with the shipped rules: first as
-`stageline up --monitor` serves it ([what is done](../tests/support/boards/game_day_scenarios.py)), then in a
-[cluster](../tests/support/boards/watched_cluster.py) of a real control plane with the chart, on nodes that run pods as
-processes of one machine ([what is done](../tests/support/boards/cluster_game_day_scenarios.py)). Written by
-`make game-day` ([game_day.py](../tests/support/boards/game_day.py)), which fails when an alert doesn't fire within its
-time, names something else, or another fires whose matter it is not. Its time is how far the alert's expression looks
-back, plus its `for`, plus a minute and a half for a busy machine. Times are UTC; what each alert means stands in [its
-runbook](runbooks/).
+`make game-day` ([game_day.py](../../tests/support/boards/game_day.py)) writes this page: faults, and the alerts they
+fire. It takes an hour and needs Go. SmolLM2 runs in two stages, first under `stageline up --monitor`
+([scenarios](../../tests/support/boards/game_day_scenarios.py)), then with the chart in a
+[test cluster](../../tests/support/boards/watched_cluster.py)
+([scenarios](../../tests/support/boards/cluster_game_day_scenarios.py)). It fails if an alert does not fire in time, has
+the wrong labels, or an unrelated alert fires. The time allowed is the window of the alert's expression, plus its `for`,
+plus 90 s. Times are UTC. Each alert has a [runbook](../runbooks/README.md).
 """
 
 
 def page(reports: "Sequence[Report]") -> str:
     """The whole page."""
     rows = [_row(report) for report in reports]
-    table = "\n".join(
-        ["| What was done | Alert | `for` | Fired after | Allowed |", "| --- | --- | --- | --- | --- |", *rows]
-    )
+    table = "\n".join(["| Fault | Alert | `for` | Fired after | Allowed |", "| --- | --- | --- | --- | --- |", *rows])
     return "\n".join([_HEAD, table, "", *(_part(report) for report in reports)])
 
 
@@ -58,11 +55,9 @@ def _part(report: "Report") -> str:
     shown = ", ".join(f"`{name}={value}`" for name, value in sorted(labels.items()))
     parts = [f"## {report.scenario.title}", "", f"{report.began:%Y-%m-%d %H:%M} UTC.", "", *lines, ""]
     if report.pending_after_seconds is not None:
-        parts += [
-            f"Its condition was true for the first time {report.pending_after_seconds:.0f} s after what was done."
-        ]
+        parts += [f"The alert's condition became true {report.pending_after_seconds:.0f} s after the fault."]
     if labels:
-        parts += [f"It named {shown} and said:", "", f"> {report.fired['annotations']['description']}"]
+        parts += [f"Labels: {shown}. Description:", "", f"> {report.fired['annotations']['description']}"]
     if report.others:
-        parts += ["", f"Also fired meanwhile: {', '.join(f'`{name}`' for name in report.others)}."]
+        parts += ["", f"Also fired: {', '.join(f'`{name}`' for name in report.others)}."]
     return "\n".join([*parts, ""])

@@ -27,17 +27,16 @@ METRICS: Final[Mapping[str, Sequence[MetricSpec]]] = {
 def table_of(specs: Sequence[MetricSpec]) -> str:
     """Markdown: a row for each metric."""
     rows = [
-        f"| `{spec.name}` | {spec.kind} | {' '.join(f'`{label}`' for label in spec.labels)} | {spec.help} |"
-        for spec in specs
+        f"|`{spec.name}`|{spec.kind}|{' '.join(f'`{label}`' for label in spec.labels)}|{spec.help}|" for spec in specs
     ]
-    return "\n".join(["| Metric | Type | Labels | What it measures |", "| --- | --- | --- | --- |", *rows]) + "\n"
+    return "\n".join(["|Metric|Type|Labels|Description|", "|---|---|---|---|", *rows]) + "\n"
 
 
 def buckets_table() -> str:
     """Markdown: a row for each family of buckets."""
     families = {name: value for name, value in vars(metric_buckets).items() if name.isupper()}
-    rows = [f"| {', '.join(_used_by(bounds))} | {_range(bounds)} |" for bounds in families.values()]
-    return "\n".join(["| Histograms | Bounds |", "| --- | --- |", *rows]) + "\n"
+    rows = [f"|{', '.join(_used_by(bounds))}|{_range(bounds)}|" for bounds in families.values()]
+    return "\n".join(["|Histograms|Bounds|", "|---|---|", *rows]) + "\n"
 
 
 def page_with_tables(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 from processes.repository_files import ROOT
 
 FOLDER: Final = ROOT / "docs" / "runbooks"
-SECTIONS: Final = ("Meaning", "Impact", "How to confirm", "What to do", "What to capture")
+SECTIONS: Final = ("Meaning", "Impact", "Diagnosis", "Mitigation", "Capture")
 _HEADING: Final = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 _CODE: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _INLINE: Final = re.compile(r"`([^`]+)`")

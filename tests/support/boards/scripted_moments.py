@@ -31,7 +31,7 @@ class Group:
     kv_usage: float = 0.4
     preemptions_per_second: float = 0.0
     drafted_rows_per_second: float = 0.0
-    """Rows with four drafts, of which three hold; every tenth of them breaks a chain of two plans."""
+    """Rows with four drafts, of which three hold."""
     queue_seconds: float = 0.02
     stage_phase: Phase = Phase.READY
 

@@ -34,7 +34,7 @@ def run_stage(target: ScrapedTarget, name: str, group: Group, stage: int, second
     held = {
         runtime.STAGE_LAYERS: 10, runtime.STAGE_MEMORY: 3e9, runtime.STAGE_KV_SLOTS: 48,
         runtime.STAGE_KV_CAPACITY: 98304, runtime.STAGE_KV_TOKENS: group.kv_usage * 98304,
-        runtime.STAGE_INCARNATION: group.incarnation,
+        runtime.STAGE_INCARNATION: group.incarnation, runtime.STAGE_LACKS_KERNELS: 0,
     }  # fmt: skip
     for spec, value in held.items():
         target.show(spec, value, **its)
@@ -79,7 +79,6 @@ def run_engine(target: ScrapedTarget, name: str, group: Group, seconds: float) -
     target.count(runtime.ACCEPTED_TOKENS, 3 * drafted, **its)
     for place in range(3):
         target.count(runtime.ACCEPTED_AT, drafted, position=str(place), **its)
-    target.count(runtime.CANCELLED_PLANS, drafted / 5, **its)
     for why in ("stop", "length", "abort"):
         target.count(runtime.REQUEST_SUCCESS, requests * (why == "stop"), finished_reason=why, **its)
     target.show(runtime.ENGINE_BUILD_INFO, 1, version="0.1.0", **its)

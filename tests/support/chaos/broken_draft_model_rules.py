@@ -4,11 +4,12 @@ aren't what the model says of what was said, or that somebody waits for ever.
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pytest
 from torch import Tensor
 
-from stageline_runtime.plan_bus.messages import Drafted, SampledRow, StepPlan
-from stageline_runtime.speculation.draft_history import DraftHistory, _Slot
+from stageline_runtime.plan_bus.messages import Drafted, SampledRow, SlotBlocks, StepPlan
+from stageline_runtime.speculation.draft_history import DraftHistory
 from stageline_runtime.stage.step.drafter import Drafter, _Input
 from stageline_runtime.stage.step.pending_drafts import DraftingRow, PendingDrafts
 
@@ -16,21 +17,19 @@ Patch = pytest.MonkeyPatch
 
 
 def keep_keys_of_rejected_drafts(patch: Patch) -> None:
-    def write(self: _Slot, position: int, ids: Sequence[int]) -> None:
-        self.ids[position : position + len(ids)] = ids
+    def write(self: DraftHistory, slot: int, position: int, ids: Sequence[int]) -> None:
+        self._slots[slot].ids[position : position + len(ids)] = ids
 
-    patch.setattr(_Slot, "write", write)
+    patch.setattr(DraftHistory, "_write", write)
 
 
-def keep_all_keys_of_a_reused_slot(patch: Patch) -> None:
-    fill = DraftHistory.fill
+def keep_all_keys_of_a_block_used_again(patch: Patch) -> None:
+    change = DraftHistory.change
 
-    def keep(self: DraftHistory, slot: int, generation: int, copy_from: int | None, cached_tokens: int) -> int:
-        fill(self, slot, generation, copy_from, cached_tokens)
-        self._slots[slot].computed = cached_tokens
-        return cached_tokens
+    def keep(self: DraftHistory, changed: SlotBlocks) -> None:
+        change(self, msgspec.structs.replace(changed, are_new=False))
 
-    patch.setattr(DraftHistory, "fill", keep)
+    patch.setattr(DraftHistory, "change", keep)
 
 
 def draft_by_another_noise(patch: Patch) -> None:
@@ -60,7 +59,7 @@ def leave_out_what_was_sampled(patch: Patch) -> None:
     def take(self: Drafter, plan: StepPlan, sampled: Sequence[SampledRow]) -> None:
         tokens = self._history
         for planned, row in zip(plan.sampled_rows, sampled, strict=True):
-            if row.num_sampled and tokens.is_current(row.slot, row.generation):
+            if tokens.is_current(row.slot, row.generation):
                 tokens.take(row.slot, planned.position + planned.num_tokens - planned.num_drafts, (0,))
 
     patch.setattr(Drafter, "_take", take)
@@ -78,7 +77,7 @@ def say_nothing_of_a_request_that_has_left(patch: Patch) -> None:
 
 BROKEN_DRAFT_MODEL_RULES: tuple[Callable[[Patch], None], ...] = (
     keep_keys_of_rejected_drafts,
-    keep_all_keys_of_a_reused_slot,
+    keep_all_keys_of_a_block_used_again,
     draft_by_another_noise,
     draw_before_it_has_caught_up,
     leave_out_what_was_sampled,

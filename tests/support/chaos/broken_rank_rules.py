@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from stageline_runtime.engine.group.rank_results import RankResults
+from stageline_runtime.engine.scheduling.block_pool import BlockPool, CachedBlock
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, StepPlan
 from stageline_runtime.plan_bus.step_plan import padded_size, plan_of_rank
-from stageline_runtime.ranks.agreement import meet
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.sampling.part_draws import Vocabulary, candidates_of_part
+from stageline_runtime.stage.ranks.joining import JoinedRanks
 from stageline_runtime.stage.step.rank_sampling import PartDraws
+from stageline_runtime.stage.telemetry.watchdog import Watchdog
 
 Patch = pytest.MonkeyPatch
 
@@ -47,45 +49,36 @@ def pad_by_the_whole_plan_of_one_rank(patch: Patch) -> None:
     patch.setattr("stageline_runtime.engine.scheduling.scheduler.padded_part", evenly)
 
 
-def heed_a_cancellation_alone(patch: Patch) -> None:
-    def alone(_ranks: RankGroup, has_heard: bool, _operation: str) -> bool:
-        return has_heard
+def share_what_another_rank_holds(patch: Patch) -> None:
+    find = SlotLedger._find
 
-    patch.setattr("stageline_runtime.stage.ranks.joining.have_all_heard", alone)
+    def of_first(self: SlotLedger, _pool: BlockPool, inputs: tuple[int, ...], salt: str) -> list[CachedBlock]:
+        return find(self, self._pools[0], inputs, salt)
 
-
-def copy_what_another_rank_holds(patch: Patch) -> None:
-    beginning_of = SlotLedger.beginning_of
-
-    def of_any(self: SlotLedger, slot: int, inputs: tuple[int, ...], salt: str) -> tuple[int, int | None]:
-        ranks, self.num_ranks = self.num_ranks, 1
-        try:
-            return beginning_of(self, slot, inputs, salt)
-        finally:
-            self.num_ranks = ranks
-
-    patch.setattr(SlotLedger, "beginning_of", of_any)
+    patch.setattr(SlotLedger, "_find", of_first)
 
 
-def lend_a_pools_blocks_to_another(patch: Patch) -> None:
-    def of_all(self: SlotLedger, _pool: int) -> int:
+def lend_a_ranks_blocks_to_another(patch: Patch) -> None:
+    def of_all(self: SlotLedger, _rank: int) -> int:
         return self.num_blocks - self.held_blocks
 
     patch.setattr(SlotLedger, "available_blocks", of_all)
 
 
 def tell_drafts_before_what_was_sampled(patch: Patch) -> None:
-    patch.setattr(RankResults, "_take_drafted", lambda _self, drafted: (drafted,))
+    patch.setattr(RankResults, "drafted", lambda self, drafted: self._on_drafted(drafted))
 
 
 def rest_in_heartbeats_as_one_rank(patch: Patch) -> None:
     """The others wait for it there."""
 
-    def alone(ranks: RankGroup, device: torch.device) -> None:
-        if ranks.rank > 0:
-            meet(ranks, device)
+    meet = JoinedRanks.meet
 
-    patch.setattr("stageline_runtime.stage.ranks.joining.meet", alone)
+    def alone(self: JoinedRanks, plan: StepPlan, watchdog: Watchdog) -> None:
+        if self.ranks.of_stage.rank > 0:
+            meet(self, plan, watchdog)
+
+    patch.setattr(JoinedRanks, "meet", alone)
 
 
 def feed_back_what_each_rank_sampled(patch: Patch) -> None:
@@ -125,14 +118,12 @@ BROKEN_RANK_RULES: list[Callable[[Patch], None]] = [
     let_a_rank_without_rows_rest,
     pad_each_part_for_itself,
     pad_by_the_whole_plan_of_one_rank,
-    heed_a_cancellation_alone,
-    copy_what_another_rank_holds,
-    lend_a_pools_blocks_to_another,
+    share_what_another_rank_holds,
+    lend_a_ranks_blocks_to_another,
     tell_drafts_before_what_was_sampled,
     rest_in_heartbeats_as_one_rank,
 ]
 BROKEN_RULES_OF_SHARED_LAYERS: list[Callable[[Patch], None]] = [
-    heed_a_cancellation_alone,
     feed_back_what_each_rank_sampled,
     draw_only_from_the_first_part,
     forget_where_a_part_begins,

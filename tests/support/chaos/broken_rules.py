@@ -10,16 +10,15 @@ import pytest
 from torch import Tensor
 
 from chaos.local_engine import LocalEngine
-from chaos.local_transport import LocalWork, _Link
 from oracles.hash_model import HashModel
+from oracles.paged_store import PagedStore
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
-from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import Place, PlanRow, SampledRow, SlotBlocks, StepPlan
 from stageline_runtime.sampling.adjustments import SeenTokens
 from stageline_runtime.stage.step.runner import SlotTokens, StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
-from stageline_runtime.transport.point_to_point import PointToPointTransport
+from stageline_runtime.transport.socket_transport import SocketTransport
 
 Patch = pytest.MonkeyPatch
 Take = Callable[[int], Tensor]
@@ -30,9 +29,7 @@ def apply_stale_feedback(patch: Patch) -> None:
     def apply(self: SlotTokens, feedback_through: int, take: Take) -> None:
         while self.due(feedback_through):
             plan = self._expected.popleft()
-            for planned, (_generation, _count, _rejected, token) in zip(
-                plan.sampled_rows, take(plan.seq).tolist(), strict=True
-            ):
+            for planned, (_generation, token) in zip(plan.sampled_rows, take(plan.seq).tolist(), strict=True):
                 self._token[planned.slot] = token
 
     patch.setattr(SlotTokens, "apply_through", apply)
@@ -92,26 +89,22 @@ def send_feedback_rows_in_another_order(patch: Patch) -> None:
 def run_rows_in_another_order(patch: Patch) -> None:
     run = HashModel._run_row
 
-    def swapped(self: HashModel, seq: int, row: PlanRow, values: list[int]) -> list[int]:
-        return run(self, seq, row, values)[::-1] if self._stage else run(self, seq, row, values)
+    def swapped(self: HashModel, row: PlanRow, values: list[int]) -> list[int]:
+        return run(self, row, values)[::-1] if self._stage else run(self, row, values)
 
     patch.setattr(HashModel, "_run_row", swapped)
 
 
 def use_a_ring_slot_before_its_send_is_complete(patch: Patch) -> None:
-    send = PointToPointTransport.send_hidden
+    send = SocketTransport.send_hidden
     rings: dict[int, dict[tuple[int, ...], list[Tensor]]] = {}
 
-    def send_from_ring(self: PointToPointTransport, seq: int, hidden: Tensor) -> None:
+    def send_from_ring(self: SocketTransport, seq: int, hidden: Tensor) -> None:
         ring = rings.setdefault(id(self), {}).setdefault(tuple(hidden.shape), [])
         ring.append(hidden.clone() if len(ring) < 2 else ring.pop(0).copy_(hidden))
         send(self, seq, ring[-1])
 
-    patch.setattr(PointToPointTransport, "send_hidden", send_from_ring)
-
-
-def read_before_the_receive_is_complete(patch: Patch) -> None:
-    patch.setattr(LocalWork, "wait", lambda _self, _timeout: True)
+    patch.setattr(SocketTransport, "send_hidden", send_from_ring)
 
 
 def post_feedback_that_no_plan_names(patch: Patch) -> None:
@@ -126,18 +119,18 @@ def post_feedback_that_no_plan_names(patch: Patch) -> None:
 
 
 def expect_a_tensor_without_its_padding(patch: Patch) -> None:
-    post = PointToPointTransport.post_hidden
-    patch.setattr(PointToPointTransport, "post_hidden", lambda self, seq, tokens: post(self, seq, max(1, tokens - 1)))
+    post = SocketTransport.post_hidden
+    patch.setattr(SocketTransport, "post_hidden", lambda self, seq, tokens: post(self, seq, max(1, tokens - 1)))
 
 
 def lose_one_feedback(patch: Patch) -> None:
-    send = PointToPointTransport.send_feedback
+    send = SocketTransport.send_feedback
 
-    def send_most(self: PointToPointTransport, seq: int, rows: Tensor) -> None:
+    def send_most(self: SocketTransport, seq: int, rows: Tensor) -> None:
         if seq != 2:
             send(self, seq, rows)
 
-    patch.setattr(PointToPointTransport, "send_feedback", send_most)
+    patch.setattr(SocketTransport, "send_feedback", send_most)
 
 
 def lose_tokens_on_the_way_to_the_engine(patch: Patch) -> None:
@@ -178,20 +171,6 @@ def give_a_late_token_to_the_next_holder(patch: Patch) -> None:
     patch.setattr(Scheduler, "complete", complete_by_slot)
 
 
-def take_tensors_as_they_arrive(patch: Patch) -> None:
-    """A receiver that believes that what comes first is of the oldest plan."""
-
-    def move_to_oldest(self: _Link, tag: int) -> None:
-        receives = {plan: transfer.receive for plan, transfer in self.under_way.items() if transfer.receive}
-        transfer, oldest = self.under_way[tag], min(receives)
-        if oldest != tag and transfer.receive and receives[oldest].tensor.shape == transfer.receive.tensor.shape:
-            self.under_way[oldest].receive, transfer.receive = transfer.receive, receives[oldest]
-        move(self, tag)
-
-    move = _Link.move
-    patch.setattr(_Link, "move", move_to_oldest)
-
-
 def run_plans_as_they_come(patch: Patch) -> None:
     """The bus lets a plan overtake the one before it."""
 
@@ -202,7 +181,13 @@ def run_plans_as_they_come(patch: Patch) -> None:
 
 
 def keep_what_a_slot_held(patch: Patch) -> None:
-    patch.setattr(HashModel, "reset_slot", lambda _self, _slot, _keep_tokens=0: None)
+    """A stage goes on reading the blocks of the slot's former holder."""
+    change = PagedStore.change
+
+    def first_alone(self: PagedStore, changes: Iterable[SlotBlocks]) -> None:
+        change(self, [each for each in changes if each.start or not self.tables.get(each.slot)])
+
+    patch.setattr(PagedStore, "change", first_alone)
 
 
 def forget_what_was_said(patch: Patch) -> None:
@@ -231,7 +216,6 @@ BROKEN_RULES: list[Callable[[Patch], None]] = [
     send_feedback_rows_in_another_order,
     run_rows_in_another_order,
     use_a_ring_slot_before_its_send_is_complete,
-    read_before_the_receive_is_complete,
     post_feedback_that_no_plan_names,
     expect_a_tensor_without_its_padding,
     lose_one_feedback,
@@ -239,7 +223,6 @@ BROKEN_RULES: list[Callable[[Patch], None]] = [
     take_tokens_twice,
     go_on_after_an_abort,
     give_a_late_token_to_the_next_holder,
-    take_tensors_as_they_arrive,
     run_plans_as_they_come,
     keep_what_a_slot_held,
     forget_what_was_said,

@@ -1,6 +1,6 @@
 """Workloads of `local_workloads` whose requests draft, and answer at more length: there is something to guess.
 
-And some in which a request with a chain of guesses is given up or loses its slot, which is rare among the others.
+And some in which a request is given up or loses its slot amid its drafts, which is rare among the others.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ def _longer(ask: Ask) -> Ask:
     return replace(ask, max_new_tokens=min(3 * ask.max_new_tokens, SLOT_TOKENS - len(ask.prompt)))
 
 
-def broken_off_chain_workload(seed: int, num_stages: int, drafting: Drafting) -> Workload:
+def broken_off_workload(seed: int, num_stages: int, drafting: Drafting) -> Workload:
     """One long answer, alone, with cache for itself; amid it its client leaves, or a request that goes before it needs
     all cache. Then somebody goes on from some of what it had said, and finds that in the cache.
     """

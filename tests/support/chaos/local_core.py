@@ -17,7 +17,7 @@ from stageline_api.health import Phase
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, PromptEvent, TokenEvent
 from stageline_runtime.engine.telemetry.metrics import EngineMetrics
-from stageline_runtime.plan_bus.messages import Begun, Cancel, Drafted, StepDone, StepPlan, ToStage, WorkOutstanding
+from stageline_runtime.plan_bus.messages import Drafted, StepDone, StepPlan, ToStage, WorkOutstanding
 
 TURNS_OF_AN_ACT = 6
 """Rounds of callbacks after which nothing is left of an act: pump, wake a reader, read, clean up."""
@@ -63,8 +63,6 @@ class LocalCore(LocalEngine):
             case WorkOutstanding(outstanding=outstanding):
                 assert outstanding != self._outstanding, f"outstanding is {outstanding} already"
                 self._outstanding = outstanding
-            case Cancel():
-                self._send_cancel(message)
             case _:
                 raise AssertionError(f"the core sent {message}")
 
@@ -92,9 +90,6 @@ class LocalCore(LocalEngine):
 
     def _complete(self, done: StepDone) -> None:
         self._in_loop(lambda: self._core.step_done(done))
-
-    def _take_begun(self, begun: Begun) -> None:
-        self._in_loop(lambda: self._core.begun(begun))
 
     def _take_drafts(self, drafted: Drafted) -> None:
         self._in_loop(lambda: self._core.drafted(drafted))

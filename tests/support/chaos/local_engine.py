@@ -5,7 +5,7 @@ after each finished plan. Checked here: every token that reaches a client, and e
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import assert_never
 
@@ -19,23 +19,20 @@ from stageline_runtime.engine.group.rank_results import RankResults
 from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import (
-    Begun,
-    Cancel,
     Drafted,
     DraftedRow,
+    Place,
     PromptReport,
     Shutdown,
-    SlotFill,
     StepDone,
     StepPlan,
 )
-from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.plan_bus.prompt_report import unpacked
-from stageline_runtime.plan_bus.step_plan import plan_of_rank
+from stageline_runtime.plan_bus.step_plan import plan_of_rank, rank_of_slot
 from stageline_runtime.sampling.sampler import sample
 from stageline_runtime.speculation.speculation import Speculation
 
-Message = StepPlan | Cancel | Shutdown
+Message = StepPlan | Shutdown
 MAX_SAMPLES_IN_FLIGHT = 2
 """Of one request: one that runs and one that waits on the bus for its feedback."""
 
@@ -51,14 +48,13 @@ class LocalEngine:
         self.expected = expected
         ledger = SlotLedger(
             workload.num_stages,
-            workload.slots_per_cohort,
+            workload.num_slots,
             SLOT_TOKENS,
             workload.num_blocks,
             prefix_cache=workload.prefix_cache,
             num_ranks=workload.num_samplers,
-            num_pools=workload.num_pools,
         )
-        self._results = RankResults(workload.num_samplers)
+        self._results = RankResults(workload.num_samplers, self._step_done, self._take_seen_drafts)
         self.scheduler = Scheduler(
             ledger,
             max_step_tokens=workload.max_step_tokens,
@@ -77,10 +73,6 @@ class LocalEngine:
         """How often the rarer things happened, so that a test can tell that its runs meet them."""
         self.done: deque[StepDone | Drafted] = deque()
         """On the way from the last stage."""
-        self.begun: deque[Begun] = deque()
-        """On the way from the first stage."""
-        self.began_through = -1
-        """The newest plan that the first stage has really begun."""
         places = [Place(stage, rank) for stage in range(workload.num_stages) for rank in range(workload.num_ranks)]
         self.mailboxes: dict[Place, deque[Message]] = {place: deque() for place in places}
         """Delivered to a rank of a stage, and not yet looked at by it."""
@@ -89,9 +81,10 @@ class LocalEngine:
         self._pump_wanted = False
         self._shut_down = False
         self._plans_done = 0
+        self._drafts_taken = 0
         self._drafts_due: list[int] = []
         """Plans after which the last stage has yet to draft."""
-        self._guess_end: dict[tuple[int, int], tuple[int, int]] = {}
+        self._used_blocks: set[tuple[int, int]] = set()
         self._samples_in_flight: Counter[tuple[int, int]] = Counter()
         for place, bus in self._on_the_bus.items():
             name = f"bus to {place.words(workload.num_ranks)}"
@@ -99,7 +92,6 @@ class LocalEngine:
         interleaving.add_event("client", self._script_may_go_on, self._go_on)
         interleaving.add_event("pump", lambda: self._pump_wanted, self._pump)
         interleaving.add_event("bus to the engine", lambda: bool(self.done), self._hear)
-        interleaving.add_event("bus from the first stage", lambda: bool(self.begun), self._hear_begun)
         interleaving.add_event("shutdown", self._may_shut_down, self._shut_all_down)
 
     def close(self) -> None:
@@ -181,9 +173,7 @@ class LocalEngine:
             self.live.discard(name)
 
     def _leave(self, name: str) -> None:
-        self._cancel_needless()
         assert self.scheduler.abort(name) == (name in self.live)
-        self.seen["chain of who leaves"] += self._cancel_needless()
 
     def _see_abort(self, name: str) -> None:
         if name not in self.live:
@@ -195,20 +185,9 @@ class LocalEngine:
 
     def _pump(self) -> None:
         self._pump_wanted = False
-        self._cancel_needless()
-        while self.scheduler.num_plans_in_flight <= self.workload.num_stages:
-            plan = self.scheduler.schedule()
-            self.seen["chain of who loses its slot"] += self._cancel_needless()
-            if plan is None:
-                return
+        scheduler = self.scheduler
+        while scheduler.num_plans_in_flight <= self.workload.num_stages and (plan := scheduler.schedule()) is not None:
             self._send_plan(plan)
-
-    def _cancel_needless(self) -> int:
-        """Tell the stages which plans nobody needs; how many."""
-        needless = self.scheduler.take_cancelled()
-        for seq in needless:
-            self._send_cancel(Cancel(seq))
-        return len(needless)
 
     def _send_plan(self, plan: StepPlan) -> None:
         assert plan.seq == len(self.plans), f"plan {plan.seq} is the {len(self.plans)}th"
@@ -216,58 +195,48 @@ class LocalEngine:
         self._see_plan(plan)
         self._drafts_due += [plan.seq for part in self.parts(plan) if part.draft_steps]
         for row in plan.sampled_rows:
-            if row.num_drafts:
-                continue  # guesses may be in flight in any number
             holder = (row.slot, row.generation)
             self._samples_in_flight[holder] += 1
-            assert self._samples_in_flight[holder] <= MAX_SAMPLES_IN_FLIGHT, f"plan {plan.seq}: one more of {row}"
+            most = 1 if row.num_drafts else MAX_SAMPLES_IN_FLIGHT
+            assert self._samples_in_flight[holder] <= most, f"plan {plan.seq}: one more of {row}"
         self._send(plan)
 
+    def _is_used_again(self, plan: StepPlan) -> Iterator[bool]:
+        """Of each new block of the plan's tables, whether another request had it before."""
+        ranks = self.scheduler.ledger.num_ranks
+        for change in plan.tables:
+            for block in change.blocks if change.are_new else ():
+                place = rank_of_slot(change.slot, ranks), block
+                yield place in self._used_blocks
+                self._used_blocks.add(place)
+
     def _see_plan(self, plan: StepPlan) -> None:
-        self.seen["beginning kept in its slot"] += sum(_is_kept(fill) for fill in plan.fills)
-        self.seen["beginning copied"] += sum(fill.copy_from is not None for fill in plan.fills)
-        self.seen["slot trimmed"] += len(plan.trims)
+        self.seen["beginning shared"] += sum(fill.cached_tokens > 0 for fill in plan.fills)
+        self.seen["block used again"] += sum(self._is_used_again(plan))
+        self.seen["duplicate given up"] += sum(bool(each.start and not each.are_new) for each in plan.tables)
         self.seen["slot reused"] += sum(fill.generation > 1 for fill in plan.fills)
         self.seen["chunk of a longer prompt"] += sum(not row.need_sample for row in plan.rows)
-        self._see_chain(plan)
         self.seen["verifying row"] += sum(row.num_drafts > 0 for row in plan.rows)
         self.seen["heartbeat between plans"] += plan.is_heartbeat and bool(self.live)
         parts = self.parts(plan)
         self.seen["idle rank"] += sum(part.dummy and not plan.dummy for part in parts)
         self.seen["rank drafts nothing"] += sum(bool(plan.draft_steps) and not part.draft_steps for part in parts)
         is_more = self.scheduler.ledger.held_blocks > (self.workload.num_blocks or self.workload.most_blocks)
-        self.seen["more than a pool holds"] += is_more
-
-    def _see_chain(self, plan: StepPlan) -> None:
-        for row in plan.rows:
-            before, guessed_by = self._guess_end.get((row.slot, row.generation), (-1, -1))
-            is_chained = row.num_drafts > 0 and row.position == before and guessed_by >= self._plans_done
-            self.seen["chain"] += is_chained
-            # A newcomer waits behind no more plans than there are stages, and behind one at most before the first.
-            in_flight = self.scheduler.num_plans_in_flight
-            assert not is_chained or in_flight <= self.workload.num_stages, f"plan {plan.seq} is the {in_flight}th"
-            assert not is_chained or self.began_through == plan.seq - 1, f"plan {plan.seq}: {self.began_through} begun"
-            if row.num_drafts:
-                self._guess_end[row.slot, row.generation] = row.position + row.num_tokens, plan.seq
-
-    def _hear_begun(self) -> None:
-        self._take_begun(self.begun.popleft())
-
-    def _take_begun(self, begun: Begun) -> None:
-        self.scheduler.note_begun(begun.seq)
-        self._pump()
+        self.seen["more than a rank holds"] += is_more
 
     def _hear(self) -> None:
-        answer = self.done.popleft()
-        answers = self._results.take(answer)
-        self.seen["drafts before all have answered"] += isinstance(answer, Drafted) and not answers
-        for told in answers:
-            match told:
-                case StepDone():
-                    self._step_done(told)
-                case Drafted():
-                    self._see_drafted(told)
-                    self._take_drafts(told)
+        match self.done.popleft():
+            case StepDone() as done:
+                self._results.step_done(done)
+            case Drafted() as drafted:
+                taken = self._drafts_taken
+                self._results.drafted(drafted)
+                self.seen["drafts before all have answered"] += self._drafts_taken == taken
+
+    def _take_seen_drafts(self, drafted: Drafted) -> None:
+        self._drafts_taken += 1
+        self._see_drafted(drafted)
+        self._take_drafts(drafted)
 
     def _see_drafted(self, drafted: Drafted) -> None:
         by_rank = [
@@ -304,7 +273,7 @@ class LocalEngine:
     def _step_done(self, done: StepDone) -> None:
         self._plans_done += 1
         for row in self.plans[done.seq].sampled_rows:
-            self._samples_in_flight[row.slot, row.generation] -= not row.num_drafts
+            self._samples_in_flight[row.slot, row.generation] -= 1
         self._see_verified(done)
         self._complete(done)
 
@@ -313,10 +282,12 @@ class LocalEngine:
         assert len(told) == len(done.rows) == len(self.plans[done.seq].sampled_rows), done
         for planned in self.plans[done.seq].sampled_rows:
             row = told[planned.slot, planned.generation]
-            if planned.num_drafts and row.num_sampled:
-                self.seen["all drafts hold"] += not row.num_rejected
+            if planned.num_drafts:
+                self.seen["all drafts hold"] += row.num_sampled == planned.num_draws
                 self.seen["no draft holds"] += row.num_sampled == 1
-                self.seen["some drafts hold"] += row.num_sampled > 1 and row.num_rejected > 0
+                self.seen["some drafts hold"] += 1 < row.num_sampled < planned.num_draws
+                holder = self.scheduler.request_at(planned.slot, planned.generation)
+                self.seen["verifying row of a slot that passed on"] += holder is None
 
     def _complete(self, done: StepDone) -> None:
         for reported in self.scheduler.take_reports(done.reports):
@@ -328,12 +299,6 @@ class LocalEngine:
         for token in tokens:
             self._deliver(token)
         self._pump()
-
-    def _send_cancel(self, cancel: Cancel) -> None:
-        self.seen["cancelled"] += 1
-        plan = self.plans[cancel.seq]
-        assert plan.may_be_cancelled, f"{cancel} of {plan.rows}"
-        self._send(cancel)
 
     def _take_report(self, name: str, report: PromptReport) -> None:
         """Log probabilities of prompt tokens reach their client: the next ones, and right."""
@@ -383,7 +348,3 @@ def _speculation(workload: Workload) -> Speculation | None:
     if workload.drafting is None:
         return None
     return speculation(draft_context_tokens=workload.draft_context_tokens if workload.drafting in MODELS else 0)
-
-
-def _is_kept(fill: SlotFill) -> bool:
-    return fill.copy_from is None and fill.cached_tokens > 0

@@ -23,15 +23,13 @@ from chaos.local_workloads import Ask, Workload, expected_output
 from chaos.watched_slot_tokens import WatchedSlotTokens
 from oracles.hash_draft_model import HashDraftModel
 from oracles.hash_model import VOCAB_SIZE, HashModel, reference_logits
-from oracles.scripted_drafts import MODELS, MOST
+from oracles.scripted_drafts import MODELS
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.plan_bus.messages import Begun, Cancel, Shutdown, StepDone, StepPlan
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import Place, Shutdown, StepDone, StepPlan
 from stageline_runtime.plan_bus.step_plan import plan_of_rank
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.stage_ranks import StageRanks
-from stageline_runtime.stage.load_draft import blocks_ahead
 from stageline_runtime.stage.ranks.joining import JoinedRanks
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.runner import StageRunner
@@ -39,7 +37,7 @@ from stageline_runtime.stage.telemetry.state_clock import StateClock
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 from stageline_runtime.termination import RuntimeFailure
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, Transport
-from stageline_runtime.transport.rank_lane import RankLane
+from stageline_runtime.transport.rendezvous import RankLane
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +54,10 @@ class LocalModel:
 
 def hash_model(workload: Workload, ends: Sequence[Sequence[RankGroup]]) -> LocalModel:
     """The model of plain integers, cheap enough for thousands of runs; `ends[stage]` are its ranks'."""
-    num_slots = workload.num_stages * workload.slots_per_cohort
-    make: Callable[[int, int, int | None, RankGroup], HashModel]
+    make: Callable[[int, int | None, RankGroup], HashModel]
     make = SharedHashModel if workload.shares_layers else RankedHashModel
     return LocalModel(
-        stages=[
-            make(stage, num_slots, workload.num_blocks, end) for stage, of_stage in enumerate(ends) for end in of_stage
-        ],
+        stages=[make(stage, workload.num_blocks, end) for stage, of_stage in enumerate(ends) for end in of_stage],
         hidden_size=workload.num_ranks if workload.shares_layers else 1,
         dtype=torch.int64,
         expected=lambda ask: _expected_hashes(ask, workload.num_stages),
@@ -96,7 +91,7 @@ class LocalStage:
         self._interleaving = interleaving
         self._plans: deque[StepPlan] = deque()
         of_stage = StageRanks(tensor=ranks) if workload.shares_layers else StageRanks(experts=ranks)
-        self._joined = JoinedRanks(of_stage, agreeing=ranks)
+        self._joined = JoinedRanks(of_stage)
         # Never started: what hangs is a deadlock here.
         self._watchdog = Watchdog(float("inf"), lambda: False, _never)
         with mock.patch("stageline_runtime.stage.step.runner.SlotTokens", partial(WatchedSlotTokens, seen=engine.seen)):
@@ -107,7 +102,7 @@ class LocalStage:
                 self._watchdog,
                 stage=stage,
                 stage_count=workload.num_stages,
-                num_slots=workload.num_stages * workload.slots_per_cohort,
+                num_slots=workload.num_slots,
                 hidden_size=model.hidden_size,
                 dtype=model.dtype,
                 drafter=drafter_of(workload) if stage == workload.num_stages - 1 and of_stage.samples else None,
@@ -125,7 +120,6 @@ class LocalStage:
     def live(self) -> None:
         """Serve until told to shut down."""
         mailbox = self._engine.mailboxes[self.place]
-        cancelled: set[int] = set()
         while True:
             self._interleaving.wait_until(lambda: bool(mailbox or self._plans), "a plan")
             while mailbox:
@@ -133,21 +127,16 @@ class LocalStage:
                 if isinstance(message, Shutdown):
                     assert not self._plans, f"{self.place} was shut down with plans to run"
                     return
-                if isinstance(message, Cancel):
-                    cancelled.add(message.seq)
-                    continue
                 self._runner.accept(self._part(message))
                 self._plans.append(message)
             if not self._plans:
                 continue
             plan = self._plans.popleft()
-            self._begin(plan)
-            is_cancelled = self._joined.exchange_beforehand(plan, plan.seq in cancelled, self._watchdog)
-            self._run(self._part(plan), is_cancelled=is_cancelled)
+            self._joined.meet(plan, self._watchdog)
+            self._run(self._part(plan))
 
-    def _run(self, part: StepPlan, *, is_cancelled: bool) -> None:
-        self._engine.seen["not computed"] += is_cancelled
-        sampled = self._runner.run(part, cancelled=is_cancelled)
+    def _run(self, part: StepPlan) -> None:
+        sampled = self._runner.run(part)
         self.ran.append(part.seq)
         assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
         if self._runner.tells:
@@ -159,27 +148,19 @@ class LocalStage:
     def _part(self, plan: StepPlan) -> StepPlan:
         return plan_of_rank(plan, self.place.rank, self._joined.ranks.experts.size)
 
-    def _begin(self, plan: StepPlan) -> None:
-        if self._runner.is_first:
-            self._engine.began_through = max(self._engine.began_through, plan.seq)
-        if self._runner.tells_begin(plan):
-            self._engine.begun.append(Begun(plan.seq))
-
 
 def drafter_of(workload: Workload, accelerator: Accelerator | None = None) -> Drafter | None:
     """The last stage's, where the workload has a draft model."""
     if workload.drafting not in MODELS:
         return None
-    num_slots = workload.num_stages * workload.slots_per_cohort
-    num_blocks = None if workload.num_blocks is None else workload.num_blocks + blocks_ahead(num_slots, MOST)
     stage = DraftStage(
-        model=HashDraftModel(stages_of_draft_model(workload), num_slots, num_blocks),
+        model=HashDraftModel(stages_of_draft_model(workload), workload.num_blocks),
         vocab_size=VOCAB_SIZE,
         context_tokens=workload.draft_context_tokens,
     )
     return Drafter(
         stage,
-        num_slots=num_slots,
+        num_slots=workload.num_slots,
         max_step_tokens=workload.max_step_tokens,
         vocab_size=VOCAB_SIZE,
         accelerator=accelerator,

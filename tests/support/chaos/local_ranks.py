@@ -5,6 +5,7 @@ leaves the others waiting, which is a deadlock here. The model's tokens depend o
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from chaos.interleaving import Interleaving
 from oracles.hash_model import VOCAB_SIZE, HashModel
 from stageline_runtime.model_facts.rank_cut import head_rows
-from stageline_runtime.models.cpu.kv_cache import AttentionBatch
 from stageline_runtime.ranks.expert_exchange import expert_exchange
 from stageline_runtime.ranks.layer_sums import layer_sums
 from stageline_runtime.ranks.protocol import RankGroup
@@ -74,12 +74,12 @@ def local_ranks(interleaving: Interleaving, size: int) -> tuple[LocalExchanges, 
 class RankedHashModel(HashModel):
     """The hash model as a mixture whose experts are cut over ranks: the expert that a value picks hands it on."""
 
-    def __init__(self, stage: int, num_slots: int, num_blocks: int | None, ranks: RankGroup) -> None:
-        super().__init__(stage, num_slots, num_blocks)
+    def __init__(self, stage: int, num_blocks: int | None, ranks: RankGroup) -> None:
+        super().__init__(stage, num_blocks)
         self._ranks = ranks
         self._exchange = expert_exchange(ranks, stage)
 
-    def layers(self, hidden: Tensor, batch: AttentionBatch) -> Tensor:
+    def layers(self, hidden: Tensor, batch: Any) -> Tensor:
         out = super().layers(hidden, batch)
         if self._exchange is None:
             return out
@@ -95,8 +95,8 @@ class SharedHashModel(HashModel):
     number. Each row has to be of the same value in all columns.
     """
 
-    def __init__(self, stage: int, num_slots: int, num_blocks: int | None, ranks: RankGroup) -> None:
-        super().__init__(stage, num_slots, num_blocks)
+    def __init__(self, stage: int, num_blocks: int | None, ranks: RankGroup) -> None:
+        super().__init__(stage, num_blocks)
         self._ranks = ranks
         self._columns = torch.arange(ranks.size)
         self._sums = layer_sums(ranks, stage)
@@ -106,7 +106,7 @@ class SharedHashModel(HashModel):
     def embed(self, token_ids: Tensor) -> Tensor:
         return super().embed(token_ids) + self._columns
 
-    def layers(self, hidden: Tensor, batch: AttentionBatch) -> Tensor:
+    def layers(self, hidden: Tensor, batch: Any) -> Tensor:
         out = super().layers(self._values(hidden), batch)
         share = out // self._ranks.size
         own = out - (self._ranks.size - 1) * share if self._ranks.rank == 0 else share

@@ -1,27 +1,26 @@
 """The local transport: all stages of a group in one process, every delivery an event of a seeded interleaving.
 
-A `LocalNetwork` gives each stage groups of the same form as gloo's, so rings, posting and naming are the very code
-that gloo runs (`point_to_point`). It is as unhelpful as a network may be: a transfer begins once both ends are posted,
-leaves the sender's tensor at one moment, reaches the receiver's buffer at a later one, and transfers overtake each
-other. What a lucky network would forgive is an error here: a tensor written to before its send is complete, a buffer
-read before its receive is (it holds nonsense until then), two ends that disagree about a shape, a plan posted twice.
+A `LocalNetwork` gives each stage ends of the same form as a socket's, so posting, bounds and naming are the very code
+that sockets run (`SocketTransport`). It is as unhelpful as a network may be: a tensor stays in the sender's memory
+until its receive is posted, and longer. What a lucky network would forgive is an error here: a tensor written to before
+it has left, one read longer than it is good for (it holds nonsense then), two ends that disagree about a shape, a plan
+posted twice.
 """
 
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
 from chaos.interleaving import Interleaving
-from stageline_runtime.transport.point_to_point import PointToPointTransport
-from stageline_runtime.transport.protocol import LoopbackTransport, Transport
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, LoopbackTransport, Transport
+from stageline_runtime.transport.socket_link import RECEIVE_RING, SocketReceiver, SocketSender
+from stageline_runtime.transport.socket_transport import SocketTransport
 
 NONSENSE = -0x5EED
-"""What an incomplete receive's buffer holds."""
+"""What a received tensor's memory holds once it may be another's."""
 NO_TIMEOUT_SECONDS = 1e6
 """Time does not pass here; what would time out is a deadlock."""
 Channel = Literal["hidden", "feedback"]
@@ -41,79 +40,41 @@ class Posting:
     shape: tuple[int, ...]
 
 
-@dataclass(slots=True)
-class _End:
-    """One end of a transfer."""
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A tensor under way."""
 
+    tag: int
     tensor: Tensor
-    complete: bool = False
+    as_sent: Tensor
+    """A copy made when the send began, and from then on what is under way."""
 
 
 @dataclass(slots=True)
-class _Transfer:
-    """One tensor's way from one stage to another."""
+class Link:
+    """All that crosses from one stage to the next, in order; nothing leaves before its receive is posted."""
 
     name: str
-    send: _End | None = None
-    as_sent: Tensor | None = None
-    """A copy made when the send began, and from then on what is under way."""
-    receive: _End | None = None
+    sent: deque[_Sent] = field(default_factory=deque)
+    arrived: deque[_Sent] = field(default_factory=deque)
+    num_posted: int = 0
+    """Receives whose tensor has not come."""
 
     @property
     def may_move(self) -> bool:
-        """Whether both ends are posted and the tensor has not arrived."""
-        return self.send is not None and self.receive is not None and not self.receive.complete
+        return self.num_posted > 0 and bool(self.sent)
+
+    def under_way(self) -> list[_Sent]:
+        """What nobody has received."""
+        return [*self.arrived, *self.sent]
 
     def move(self) -> None:
-        """First leave the sender, then reach the receiver."""
-        assert self.send is not None
-        assert self.receive is not None
-        assert self.as_sent is not None
-        if not self.send.complete:
-            if not torch.equal(self.send.tensor, self.as_sent):
-                raise WireError(f"{self.name}: the tensor was written to before its send was complete")
-            self.send.complete = True
-        else:
-            self.receive.tensor.copy_(self.as_sent)
-            self.receive.complete = True
-
-    def check_shapes(self) -> None:
-        """Both ends must have derived the same shape and type from the plan."""
-        if self.send is None or self.receive is None:
-            return
-        sent, expected = self.send.tensor, self.receive.tensor
-        if sent.shape != expected.shape or sent.dtype != expected.dtype:
-            raise WireError(
-                f"{self.name}: {sent.dtype} of shape {tuple(sent.shape)} is sent, "
-                f"{expected.dtype} of shape {tuple(expected.shape)} expected"
-            )
-
-
-@dataclass(slots=True)
-class _Link:
-    """All transfers of one channel from one stage to another."""
-
-    name: str
-    under_way: dict[int, _Transfer] = field(default_factory=dict)
-    seen: set[tuple[str, int]] = field(default_factory=set)
-
-    def transfer(self, end: str, tag: int) -> _Transfer:
-        """The transfer of plan `tag`, one end of which is posted now."""
-        if (end, tag) in self.seen:
-            raise WireError(f"plan {tag}: {self.name} is posted twice by its {end}")
-        self.seen.add((end, tag))
-        return self.under_way.setdefault(tag, _Transfer(f"plan {tag}: {self.name}"))
-
-    def movable(self) -> list[int]:
-        """Plans whose tensors may move on now."""
-        return [tag for tag, transfer in self.under_way.items() if transfer.may_move]
-
-    def move(self, tag: int) -> None:
-        """Move plan `tag`'s tensor one step on."""
-        transfer = self.under_way[tag]
-        transfer.move()
-        if not transfer.may_move:
-            del self.under_way[tag]
+        """The oldest tensor leaves the sender's memory and reaches the receiver."""
+        sent = self.sent.popleft()
+        if not torch.equal(sent.tensor, sent.as_sent):
+            raise WireError(f"plan {sent.tag}: {self.name}: the tensor was written to before its send was complete")
+        self.num_posted -= 1
+        self.arrived.append(sent)
 
 
 class LocalNetwork:
@@ -121,7 +82,9 @@ class LocalNetwork:
 
     def __init__(self, interleaving: Interleaving) -> None:
         self._interleaving = interleaving
-        self._links: dict[tuple[Channel, int, int], _Link] = {}
+        self._links: dict[int, Link] = {}
+        """By the stage that sends."""
+        self._transports: list[LocalTransport] = []
         self.postings: list[Posting] = []
         """Every receive posted so far."""
 
@@ -129,80 +92,115 @@ class LocalNetwork:
         """One stage's transport; to be used by a task of the interleaving only."""
         if stage_count == 1:
             return LoopbackTransport()
-        return PointToPointTransport(
-            ChannelEnd(self, stage, "hidden"),
-            ChannelEnd(self, stage, "feedback"),
+        before = (stage - 1) % stage_count
+        width, received = (FEEDBACK_WIDTH, torch.int64) if stage == 0 else (hidden_size, dtype)
+        transport = LocalTransport(
+            cast(SocketSender, LocalSender(self._interleaving, self._link(stage, stage_count))),
+            cast(SocketReceiver, LocalReceiver(self._interleaving, self._link(before, stage_count), width, received)),
             stage=stage,
             stage_count=stage_count,
-            hidden_size=hidden_size,
-            dtype=dtype,
             step_timeout_seconds=NO_TIMEOUT_SECONDS,
         )
+        transport.watch(self.postings, self._link(before, stage_count), hidden_size)
+        self._transports.append(transport)
+        return transport
 
     def outstanding(self) -> list[str]:
-        """Transfers that are not complete at both ends."""
-        return [transfer.name for link in self._links.values() for transfer in link.under_way.values()]
+        """Transfers of which one end is missing; a run may end before the last feedback is waited for."""
+        sent = {f"plan {each.tag}: {link.name}" for link in self._links.values() for each in link.under_way()}
+        expected = {name for transport in self._transports for name in transport.still_expected()}
+        return sorted(sent ^ expected)
 
-    def post(self, channel: Channel, source: int, target: int, tag: int, tensor: Tensor, *, sends: bool) -> "LocalWork":
-        """Post one end of a transfer, after others had a chance to go first."""
-        self._interleaving.give_way()
-        link = self._link(channel, source, target)
-        transfer = link.transfer("sender" if sends else "receiver", tag)
-        end = _End(tensor)
-        if sends:
-            transfer.send, transfer.as_sent = end, tensor.clone()
-        else:
-            tensor.fill_(NONSENSE)
-            transfer.receive = end
-            self.postings.append(Posting(stage=target, channel=channel, seq=tag, shape=tuple(tensor.shape)))
-        transfer.check_shapes()
-        role = f"sends {channel} to stage {target}" if sends else f"receives {channel} from stage {source}"
-        return LocalWork(self._interleaving, lambda: end.complete, f"plan {tag}, {role}")
-
-    def _link(self, channel: Channel, source: int, target: int) -> _Link:
-        link = self._links.get((channel, source, target))
-        if link is None:
-            link = _Link(f"{channel} from stage {source} to stage {target}")
-            self._links[channel, source, target] = link
-            self._interleaving.add_event(link.name, lambda: bool(link.movable()), partial(self._move_one, link))
-        return link
-
-    def _move_one(self, link: _Link) -> None:
-        link.move(self._interleaving.choose(link.movable()))
+    def _link(self, source: int, stage_count: int) -> Link:
+        if source not in self._links:
+            channel = "feedback" if source == stage_count - 1 else "hidden"
+            link = Link(f"{channel} from stage {source} to stage {(source + 1) % stage_count}")
+            self._links[source] = link
+            self._interleaving.add_event(link.name, lambda: link.may_move, link.move)
+        return self._links[source]
 
 
-class ChannelEnd:
-    """One stage's end of a channel; implements `PointToPointGroup`."""
+class LocalTransport(SocketTransport):
+    """Notes the receives that are posted."""
 
-    def __init__(self, network: LocalNetwork, stage: int, channel: Channel) -> None:
-        self._network = network
-        self._stage = stage
-        self._channel = channel
+    def watch(self, postings: list[Posting], link: Link, hidden_size: int) -> None:
+        """Note them in `postings` and on `link`."""
+        self._postings, self._link, self._hidden_size = postings, link, hidden_size
+        self._posted: set[int] = set()
 
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> "LocalWork":
-        """Begin to send."""
-        (tensor,) = tensors
-        return self._network.post(self._channel, self._stage, peer, tag, tensor, sends=True)
+    def post_hidden(self, seq: int, num_tokens: int) -> None:
+        self._note("hidden", seq, (num_tokens, self._hidden_size))
+        super().post_hidden(seq, num_tokens)
 
-    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> "LocalWork":
-        """Begin to receive."""
-        (tensor,) = tensors
-        return self._network.post(self._channel, peer, self._stage, tag, tensor, sends=False)
+    def post_feedback(self, seq: int, num_rows: int) -> None:
+        self._note("feedback", seq, (num_rows, FEEDBACK_WIDTH))
+        super().post_feedback(seq, num_rows)
 
-    def abort(self) -> None:
-        """Nothing to let go of: the network ends with its interleaving."""
+    def still_expected(self) -> list[str]:
+        """Receives that were posted and not waited for."""
+        return [f"plan {seq}: {self._link.name}" for seq, _ in self._expected]
+
+    def _note(self, channel: Channel, seq: int, shape: tuple[int, ...]) -> None:
+        if seq in self._posted:
+            raise WireError(f"plan {seq}: {self._link.name} is posted twice by its receiver")
+        self._posted.add(seq)
+        self._link.num_posted += 1
+        stage = self._stage_before + 1 if channel == "hidden" else 0
+        self._postings.append(Posting(stage=stage, channel=channel, seq=seq, shape=shape))
 
 
-class LocalWork:
-    """The handle of one end of a transfer."""
+class LocalSender:
+    """In the form of a `SocketSender`."""
 
-    def __init__(self, interleaving: Interleaving, complete: Callable[[], bool], waits_for: str) -> None:
+    def __init__(self, interleaving: Interleaving, link: Link) -> None:
         self._interleaving = interleaving
-        self._complete = complete
-        self._waits_for = waits_for
+        self._link = link
 
-    def wait(self, timeout: timedelta) -> bool:
-        """Block until done; others go on meanwhile. Time does not pass, so `timeout` never runs out."""
-        assert timeout.total_seconds() > 0
-        self._interleaving.wait_until(self._complete, self._waits_for)
-        return True
+    def send(self, tensor: Tensor, tag: int) -> None:
+        """Begin to send, after others had a chance to go first."""
+        self._interleaving.give_way()
+        self._link.sent.append(_Sent(tag, tensor, tensor.clone()))
+
+    def outstanding(self) -> int:
+        """Tensors that have not left."""
+        return len(self._link.sent)
+
+    def await_oldest(self, timeout_seconds: float) -> None:
+        """Until the oldest has left; time does not pass, so `timeout_seconds` never run out."""
+        assert timeout_seconds > 0
+        oldest = self._link.sent[0]
+        waits_for = f"plan {oldest.tag}, sends {self._link.name}"
+        self._interleaving.wait_until(lambda: not self._link.sent or self._link.sent[0] is not oldest, waits_for)
+
+
+class LocalReceiver:
+    """In the form of a `SocketReceiver`."""
+
+    def __init__(self, interleaving: Interleaving, link: Link, width: int, dtype: torch.dtype) -> None:
+        self._interleaving = interleaving
+        self._link = link
+        self._width = width
+        self._dtype = dtype
+        self._received: dict[int, deque[Tensor]] = {}
+        """What is still good, by the number of rows."""
+
+    def has_come(self) -> bool:
+        """Whether something of the next tensor is there."""
+        return bool(self._link.sent or self._link.arrived)
+
+    def receive(self, rows: int, tag: int) -> Tensor:
+        """The next tensor, which must have this tag and shape."""
+        link = self._link
+        self._interleaving.wait_until(lambda: bool(link.arrived), f"plan {tag}, receives {link.name}")
+        sent = link.arrived.popleft()
+        what, expected = sent.as_sent, ((rows, self._width), self._dtype)
+        if (tuple(what.shape), what.dtype) != expected or sent.tag != tag:
+            raise WireError(
+                f"{link.name}: plan {sent.tag}, {what.dtype} of shape {tuple(what.shape)} is sent, "
+                f"plan {tag}, {self._dtype} of shape {(rows, self._width)} expected"
+            )
+        good = self._received.setdefault(rows, deque())
+        if len(good) == RECEIVE_RING:
+            good.popleft().fill_(NONSENSE)
+        good.append(what)
+        return what

@@ -98,13 +98,11 @@ class Workload:
     max_step_tokens: int
     script: tuple[Timed, ...]
     num_blocks: int | None = None
-    """KV cache of all slots of a pool together; None: enough."""
+    """KV cache of all slots of a rank together; None: enough."""
     num_ranks: int = 1
     """Of each stage, among which experts are divided, so that each has requests of its own, or layers shared."""
     shares_layers: bool = False
     """Whether it is the layers."""
-    num_pools: int = 1
-    """Of the cache: one, or one for each rank."""
     prefix_cache: bool = False
     drafting: Drafting | None = None
     """Where requests take drafts from; None: there are none."""
@@ -117,9 +115,13 @@ class Workload:
         return 1 if self.shares_layers else self.num_ranks
 
     @property
+    def num_slots(self) -> int:
+        return self.num_stages * self.slots_per_cohort
+
+    @property
     def most_blocks(self) -> int:
-        """Blocks that all slots of a pool could take."""
-        return -(-self.num_stages * self.slots_per_cohort // self.num_pools) * blocks_of(SLOT_TOKENS)
+        """Blocks that all slots of a rank could take."""
+        return -(-self.num_slots // self.num_samplers) * blocks_of(SLOT_TOKENS)
 
 
 def draw_workload(random: Random, num_stages: int | None = None) -> Workload:

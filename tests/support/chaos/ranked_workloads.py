@@ -14,16 +14,14 @@ from stageline_runtime.plan_bus.step_plan import blocks_of
 
 
 def ranked_workload(seed: int, num_stages: int, drafting: Drafting | None = None) -> Workload:
-    """With two or three ranks, which have a cache each in every other workload, and little of it in most."""
+    """With two or three ranks, which have little cache in most."""
     random = Random(f"ranks {seed}")
     workload = _drawn(seed, num_stages, drafting)
     num_ranks = random.choice((2, 2, 3))
-    num_pools = random.choice((1, num_ranks))
     ranked = replace(
         workload,
         slots_per_cohort=random.randint(2, 3),
         num_ranks=num_ranks,
-        num_pools=num_pools,
         num_blocks=None,
     )
     if random.random() < 0.25:

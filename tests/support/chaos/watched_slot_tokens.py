@@ -52,10 +52,8 @@ class WatchedSlotTokens(SlotTokens):
         assert self._held() == self._right, f"through {feedback_through}: {self._held()} is not {self._right}"
 
     def _account(self, plan: StepPlan, rows: list[list[int]]) -> None:
-        for row, (generation, num_sampled, _rejected, token) in zip(plan.sampled_rows, rows, strict=True):
-            if not num_sampled:
-                self._seen["dead guess"] += 1
-            elif self._living[row.slot] == generation == row.generation:
+        for row, (generation, token) in zip(plan.sampled_rows, rows, strict=True):
+            if self._living[row.slot] == generation == row.generation:
                 self._right[row.slot] = token
             else:
                 self._seen["stale feedback"] += 1

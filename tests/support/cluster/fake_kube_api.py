@@ -47,8 +47,14 @@ class FakeKubeApi:
     fails: bool = False
     refuses_watches: bool = False
     """As of somebody whose role allows lists only."""
+    unwatchable: set[str] = field(default_factory=set)
+    """Beginnings of paths that may be listed and not watched."""
     forbidden: set[str] = field(default_factory=set)
     """Beginnings of paths that nobody here may read."""
+    broken: set[str] = field(default_factory=set)
+    """Beginnings of paths that are answered with 500."""
+    silent: set[str] = field(default_factory=set)
+    """Beginnings of paths that get no answer."""
     objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=_no_objects)
     requests: list[str] = field(default_factory=list)
     """Path and query of each, in order."""
@@ -175,12 +181,16 @@ def fake_kube_api() -> Iterator[FakeKubeApi]:
             api.requests.append(self.path)
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
-            refused = (api.refuses_watches and "watch" in query) or parts.path.startswith(tuple(api.forbidden))
+            while parts.path.startswith(tuple(api.silent)) and not api._stopped:
+                time.sleep(0.05)
+            may_watch = not (api.refuses_watches or parts.path.startswith(tuple(api.unwatchable)))
+            refused = ("watch" in query and not may_watch) or parts.path.startswith(tuple(api.forbidden))
+            fails = api.fails or parts.path.startswith(tuple(api.broken))
             status, one = api.named(parts.path) or (200, None)
-            self.send_response(500 if api.fails else 403 if refused else status)
+            self.send_response(500 if fails else 403 if refused else status)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
-            if api.fails or refused:
+            if fails or refused:
                 return
             try:
                 if "watch" not in query:

@@ -1,15 +1,16 @@
 """A cluster that does exactly what plans say, in virtual time: the other half of a planner's tests."""
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from cluster.cached_observation import observe_through_cache
 from stageline_api import labels
 from stageline_api.failures import FailureClass, TerminationMessage
 from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
+from stageline_operator.planner.objects.cache_claims import CLAIM
 from stageline_operator.planner.plan import plan
 from stageline_operator.planner.types import (
     ObjectKey,
@@ -63,13 +64,13 @@ class PlannedCluster:
         self.quota: Callable[[], bool] = lambda: True
         """Whether the namespace has room for another pod."""
         self.refused: dict[str, PodRefusal] = {}
+        self.unchangeable: set[ObjectKey] = set()
+        """Claims that were to become what they can't become."""
         self.events: list[str] = []
         self.holds_deletions = False
         self.lost_nodes: set[str] = set()
         self.unheard_nodes: set[str] = set()
         self.sees_nodes = True
-        self.gang_api = ""
-        """`apiVersion` of Kubernetes' own gangs that this cluster has."""
         self.default_image = SETTING.default_image
         self.vllm_images = VllmImages()
 
@@ -77,32 +78,42 @@ class PlannedCluster:
     def pods(self) -> dict[str, dict[str, Any]]:
         return {name: each for (kind, name), each in self.objects.items() if kind == "Pod"}
 
-    def step(self, token: str = "t") -> Plan:
-        observed = Observed(
-            status=self.status,
-            pods=tuple(self.pods.values()),
-            objects=frozenset(self.objects),
-            trouble_of_pod=dict(self.troubles),
+    def observe(self) -> Observed:
+        """What the operator would see of all this, through its own cache."""
+        seen = observe_through_cache(
+            self.model, self.objects, self.status, self.now, owned=self.owned, troubles=self.troubles
+        )
+        return replace(
+            seen,
             refused_pods=dict(self.refused),
-            applied_hashes=applied_hashes(self.objects),
-            owned_fields={key: json.dumps(fields) for key, fields in self.owned.items()},
-            revision_specs=revision_specs(self.objects.values()),
             lost_nodes=frozenset(self.lost_nodes),
             unheard_nodes=frozenset(self.unheard_nodes),
             unheard_why="3 of 4 nodes can't be reached" if self.unheard_nodes else "",
             sees_nodes=self.sees_nodes,
-            gang_api=self.gang_api,
+            unchangeable=frozenset(self.unchangeable),
         )
+
+    def step(self, token: str = "t") -> Plan:
+        observed = self.observe()
         planned = plan(self.model, observed, self.now, token, Setting(self.default_image, self.vllm_images))
         self.status = PipelineModelStatus.model_validate(planned.status.to_manifest())
         self.events += [event.reason for event in planned.events]
+        self.unchangeable.clear()
+        held: set[int] = set()
         for deletion in planned.delete:
+            held |= planned.needed_by.get((deletion.kind, deletion.name), frozenset())
             if self.holds_deletions and deletion.kind == "Pod" and deletion.grace_seconds != 0.0:
                 self.objects[("Pod", deletion.name)]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
             else:
                 self.objects.pop((deletion.kind, deletion.name), None)
         for each in planned.apply:
             key = (kind_of(each), each["metadata"]["name"])
+            if each["kind"] == CLAIM and self.objects.get(key, each)["spec"] != each["spec"]:
+                self.unchangeable.add(key)
+                held |= planned.needed_by[key]
+                continue
+            if each["kind"] == "Pod" and int(each["metadata"]["labels"][labels.GROUP]) in held:
+                continue
             if each["kind"] == "Pod":
                 assert key not in self.objects, f"{key} was applied although it is there"
                 self._assert_on_record(each, observed.status)

@@ -1,7 +1,9 @@
 """The chart, rendered by Helm's own engine: objects as a cluster would get them, without a cluster."""
 
+import json
 import shutil
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +22,19 @@ def rendered_files(
     values: Mapping[str, Any] | None = None, name: str = RELEASE, namespace: str = NAMESPACE, chart: Path = CHART
 ) -> dict[str, str]:
     """Text by template. Raises `helm_python.HelmValuesError` for values that the schema refuses."""
+    if chart != CHART:
+        return _render(chart, json.dumps(values or {}), name, namespace)
+    return dict(_of_the_chart(json.dumps(values or {}), name, namespace))
+
+
+@cache
+def _of_the_chart(values: str, name: str, namespace: str) -> dict[str, str]:
+    return _render(CHART, values, name, namespace)
+
+
+def _render(chart: Path, values: str, name: str, namespace: str) -> dict[str, str]:
     with helm_python.Chart.load(chart) as loaded:
-        return loaded.render(dict(values or {}), name=name, namespace=namespace)
+        return loaded.render(json.loads(values), name=name, namespace=namespace)
 
 
 def rendered_objects(values: Mapping[str, Any] | None = None, **how: Any) -> list[dict[str, Any]]:

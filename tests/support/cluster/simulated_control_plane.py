@@ -6,19 +6,19 @@ Pods end when the simulation says so; those of a lost node only when they are de
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from cluster.cached_observation import observe_through_cache
 from cluster.planned_cluster import SETTING, START, is_over
 from stageline_api import labels
 from stageline_api.failures import FailureClass
 from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
-from stageline_operator.planner.observed.node_losses import UNREACHABLE, NodeLosses, is_outage, judge_nodes
-from stageline_operator.planner.observed.observed_objects import applied_hashes, revision_specs
+from stageline_operator.planner.observed.node_losses import UNREACHABLE, Taints, is_outage
 from stageline_operator.planner.plan import plan
-from stageline_operator.planner.types import ObjectKey, Observed, Plan, PodRefusal
+from stageline_operator.planner.types import ObjectKey, Plan, PodRefusal
 
 EVICTION_SECONDS: Final = 300.0
 """After which the control plane deletes the pods of a node that is lost."""
@@ -36,17 +36,15 @@ class Snapshot:
     """Those that are not gone."""
     silent_since: Mapping[str, datetime] = field(default_factory=dict)
 
-    def losses(self, now: datetime) -> NodeLosses:
-        """What an operator that sees nodes makes of them; the node controller withholds `NoExecute` in an outage."""
+    def taints(self) -> dict[str, Taints]:
+        """Of every node that is not gone; the node controller withholds `NoExecute` in an outage."""
         silent = self.lost_nodes & self.nodes
         effect = "NoSchedule" if is_outage(len(silent), len(self.nodes)) else "NoExecute"
 
         def taint(node: str) -> dict[str, str]:
             return {"key": UNREACHABLE, "effect": effect, "timeAdded": self.silent_since[node].isoformat()}
 
-        taints = {node: [taint(node)] if node in silent else [] for node in self.nodes}
-        asked = {node for pod in self.pods.values() if (node := pod["spec"].get("nodeName"))}
-        return judge_nodes(asked, taints, len(silent), len(self.nodes), now)
+        return {node: [taint(node)] if node in silent else [] for node in self.nodes}
 
     @property
     def pods(self) -> dict[str, dict[str, Any]]:
@@ -115,18 +113,10 @@ class SimulatedControlPlane:
     def run_pass(self, lag: int = 0, crash_after: int | None = None) -> tuple[Plan, Snapshot, PipelineModelStatus]:
         """One pass; with `crash_after` only that many of its writes happen. Returns what it planned and from what."""
         shown, before = self.observe(lag), self.status
-        losses = shown.losses(self.now) if self.sees_nodes else NodeLosses()
-        observed = Observed(
-            status=before,
-            pods=tuple(shown.pods.values()),
-            objects=frozenset(shown.objects),
+        taints = shown.taints() if self.sees_nodes else None
+        observed = replace(
+            observe_through_cache(self.model, shown.objects, before, self.now, taints_of_nodes=taints),
             refused_pods=dict(self.refused),
-            applied_hashes=applied_hashes(shown.objects),
-            revision_specs=revision_specs(shown.objects.values()),
-            lost_nodes=losses.lost,
-            unheard_nodes=losses.unheard,
-            unheard_why=losses.why,
-            sees_nodes=self.sees_nodes,
         )
         planned = plan(self.model, observed, self.now, "token", SETTING)
         for count, write in enumerate(self._writes(planned)):

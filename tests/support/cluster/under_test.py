@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import pytest
 import yaml
 
 from cluster.api import ClusterApi
@@ -25,6 +26,8 @@ from cluster.control_plane_binary import control_plane_binaries, kubernetes_vers
 from cluster.kubeconfig_file import write_kubeconfig
 
 FOREIGN_VARIABLE: Final = "STAGELINE_E2E_CLUSTER"
+_FIRST_WITH_GANGS: Final = 37
+"""Minor version of Kubernetes whose PodGroups are `v1beta1`."""
 _KUBECTL_SECONDS: Final = 400.0
 """Longer than any `--timeout` that a test gives it, so that its own words say what it waited for."""
 
@@ -95,13 +98,10 @@ def own_cluster(directory: Path) -> Iterator[Cluster]:
 @contextmanager
 def own_cluster_with_gangs(directory: Path) -> Iterator[Cluster]:
     """A control plane of our own whose scheduler places whole groups, by Kubernetes' own API."""
-    version = kubernetes_version()
-    minor = int(version.split(".")[1])
-    served = {35: "v1alpha1", 36: "v1alpha2"}.get(minor, "v1beta1")
-    # 1.37 has made one gate of them.
-    gates = ("GenericWorkload", *(("GangScheduling",) if minor < 37 else ()))
-    option = f"--runtime-config=scheduling.k8s.io/{served}=true"
-    running = running_control_plane(directory, control_plane_binaries(), option, feature_gates=gates)
+    if int(kubernetes_version().split(".")[1]) < _FIRST_WITH_GANGS:
+        pytest.skip(f"Kubernetes {kubernetes_version()} has no PodGroups of v1beta1")
+    option = "--runtime-config=scheduling.k8s.io/v1beta1=true"
+    running = running_control_plane(directory, control_plane_binaries(), option, feature_gates=("GenericWorkload",))
     with running as plane, cluster_of(plane) as cluster:
         yield cluster
 

@@ -34,6 +34,8 @@ class ProxyRules:
 
     refuse: Callable[[str, str], int] = _never
     """Given method and path: the status to refuse a request with, or 0."""
+    retry_after_seconds: int = 1
+    """How long one that is refused with 429 shall wait."""
     hides: Callable[[Mapping[str, Any]], bool] = _nothing
     """Whether a watch event is swallowed."""
     refused: list[str] = field(default_factory=list)
@@ -77,7 +79,8 @@ class _Proxy:
         if status:
             self._rules.refused.append(f"{request.method} {request.path}")
             refusal = {"kind": "Status", "status": "Failure", "reason": "Injected", "message": "by the test"}
-            return web.json_response(refusal, status=status, headers={"Retry-After": "1"} if status == 429 else {})
+            headers = {"Retry-After": str(self._rules.retry_after_seconds)} if status == 429 else {}
+            return web.json_response(refusal, status=status, headers=headers)
         kept = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
         try:
             async with self._session.request(

@@ -113,6 +113,19 @@ def _ambiguous(rng: random.Random) -> dict[str, Any]:
     return {"prompt": "x", "n": rng.choice((1, 8, 31)), "structured_outputs": {"grammar": grammar}}
 
 
+def _numbers(rng: random.Random) -> Any:
+    """Few bytes in a body, and many for a template that indents them."""
+    numbers: Any = [1] * rng.choice((1_000, 30_000, 300_000))
+    for _ in range(rng.choice((1, 50, 150))):
+        numbers = [numbers]
+    return numbers
+
+
+def _call_with(arguments: str) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
 def _conversation(rng: random.Random) -> dict[str, Any]:
     count = rng.randint(1, 4_000)
     roles = ("user", "assistant")
@@ -157,6 +170,15 @@ _MADE: Final[dict[str, Callable[[random.Random], dict[str, Any]]]] = {
         "structured_outputs": {"grammar": "root ::= " + " | ".join(f'"w{at}"' for at in range(rng.randint(1, 5000)))},
     },
     "an ambiguous grammar": _ambiguous,
+    "many empty messages": lambda rng: {
+        "user": "u",
+        "messages": [{"role": "user", "content": ""}] * rng.randint(1_000, 2_000),
+    },
+    "numbers in a tool": lambda rng: {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": _numbers(rng)}}}],
+    },
+    "numbers in a call": lambda rng: {"messages": [_call_with(json.dumps({"a": _numbers(rng)}))]},
     "many tools": lambda rng: {
         "messages": [{"role": "user", "content": "x"}],
         "tools": [{"type": "function", "function": {"name": f"f{at}"}} for at in range(rng.randint(1, 2000))],

@@ -13,7 +13,8 @@ import torch
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.protocol import ModelBuilder, StageModel, StageShape
-from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SlotBlocks, SlotFill, StepPlan
+from stageline_runtime.plan_bus.step_plan import blocks_of
 from stageline_runtime.planning.cut import cut_layers, estimate_costs
 
 GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
@@ -64,7 +65,7 @@ def build_stages(
                 is_last=stage == stage_count - 1,
                 dtype=dtype,
                 num_cohorts=stage_count,
-                slots_per_cohort=slots_per_cohort,
+                num_slots=stage_count * slots_per_cohort,
                 slot_tokens=slot_tokens,
             ),
             _ignore_progress,
@@ -95,6 +96,10 @@ class InProcessPipeline:
         self._padded_tokens = padded_tokens
         self._cohorts: list[dict[int, Request]] = [{} for _ in stages]
         self._sequence = count()
+        self._free_blocks: list[int] = []
+        self._num_blocks = 0
+        self._blocks: dict[int, tuple[int, ...]] = {}
+        """By slot; what was given back is used again first, so that few of them are neighbours after a while."""
 
     def generate(self, requests: list[Request]) -> None:
         """Run greedy decoding until every request has its `max_tokens`."""
@@ -120,8 +125,16 @@ class InProcessPipeline:
                 request = waiting.pop(0)
                 request.slot, request.generation = slot, request.generation + 1
                 running[slot] = request
+                self._free_blocks += self._blocks.pop(slot, ())
+                self._blocks[slot] = self._take_blocks(blocks_of(len(request.prompt) + request.max_tokens))
                 fills.append(SlotFill(slot=slot, generation=request.generation, sampling=GREEDY))
         return tuple(fills)
+
+    def _take_blocks(self, count: int) -> tuple[int, ...]:
+        missing = max(0, count - len(self._free_blocks))
+        self._free_blocks += range(self._num_blocks, self._num_blocks + missing)
+        self._num_blocks += missing
+        return tuple(self._free_blocks.pop() for _ in range(count))
 
     def _step(self, cohort: int, fills: tuple[SlotFill, ...]) -> None:
         plan = self.plan(cohort, fills)
@@ -141,6 +154,7 @@ class InProcessPipeline:
             feedback_through=-1,
             feedback_posted=False,
             dummy=False,
+            tables=tuple(SlotBlocks(fill.slot, 0, self._blocks[fill.slot], are_new=True) for fill in fills),
         )
 
     def _row(self, request: Request) -> PlanRow:
@@ -162,9 +176,8 @@ class InProcessPipeline:
         )
         hidden = self.stages[0].embed(token_ids)
         for stage in self.stages:
-            for fill in plan.fills:
-                stage.reset_slot(fill.slot)
-            hidden = stage.layers(hidden, stage.attention_batch(plan))
+            stage.change_tables(plan.tables)
+            hidden = stage.layers(hidden, stage.step_batch(plan))
         ends = torch.tensor([row.num_tokens for row in plan.rows], dtype=torch.int64).cumsum(0) - 1
         return self.stages[-1].head(hidden[ends])
 

@@ -74,7 +74,7 @@ def open_stream(group: RunningGroup, prompt: Prompt, sampling: SamplingParams, *
     """Start a generation; leaving closes its connection."""
     request = GenerateRequest(
         request_id=secrets.token_hex(8), prompt=TokenPrompt(token_ids=prompt), sampling=sampling, **fields
-    ).model_dump_json()
+    ).to_json()
     with (
         httpx.Client(timeout=60.0) as client,
         client.stream("POST", f"{group.url}/v1/generate", content=request) as response,

@@ -42,14 +42,10 @@ class ReplayingPipeline(TimedPipeline):
         return self.tokens_per_second(len(self.recorded.answer), num_requests)
 
     def _sample(self, row: PlanRow) -> SampledRow:
-        place, first = (row.slot, row.generation), row.position + row.num_tokens - row.num_drafts
-        newest = (self._newest_positions.get(place), self._whole[row.position])
-        if row.num_drafts and (row.position, row.token_ids[0]) != newest:
-            return SampledRow(row.slot, row.generation, 0, num_sampled=0, num_rejected=row.num_drafts)
+        first = row.position + row.num_tokens - row.num_drafts
         drafts = row.token_ids[1:] if row.num_drafts else ()
         held = 0
         while held < len(drafts) and self._whole[first + held : first + held + 1] == drafts[held : held + 1]:
             held += 1
-        self._newest_positions[place] = first + held
         token = self._whole[first + held] if first + held < len(self._whole) else 0
-        return SampledRow(row.slot, row.generation, token, num_sampled=held + 1, num_rejected=row.num_drafts - held)
+        return self._sampled(row, self._whole[row.position], token, held)

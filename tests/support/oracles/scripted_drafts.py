@@ -54,7 +54,7 @@ class MoodyModelDrafts(ModelDrafts):
         most = min(most, MOST, self._settings.draft_context_tokens - known)
         return self._random.choice((0, 1, self._random.randint(0, MOST))) if most >= MOST else max(0, most)
 
-    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:  # noqa: ARG002
+    def propose(self, known: int, tokens: Tokens, num_rows: int) -> tuple[int, ...]:  # noqa: ARG002
         """Of what was drafted, some."""
         return self.continuation(known, tokens, self._random.randint(0, MOST))
 
@@ -69,13 +69,9 @@ class ScriptedDrafts(LookupDrafts):
         self._seed = seed
         self._vocab_size = vocab_size
 
-    def propose(self, known: int, tokens: Tokens, num_rows: int, depth: int = 1) -> tuple[int, ...]:  # noqa: ARG002
+    def propose(self, known: int, tokens: Tokens, num_rows: int) -> tuple[int, ...]:  # noqa: ARG002
         """Of any length; those past the end of the request say anything."""
         return self.continuation(known, tokens, self._random.randint(0, MOST))
-
-    def chance_of(self, num_tokens: int) -> float:
-        """Always likely enough, and the less the more."""
-        return 1.0 / (1 + num_tokens)
 
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
         """As `propose`, of this length; what it says of a place is always the same."""

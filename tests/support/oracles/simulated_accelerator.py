@@ -56,6 +56,9 @@ class _SimulatedDevice:
     device = CPU
     num_processors = 8
 
+    def queues_experts(self, dtype: torch.dtype) -> bool:
+        return dtype is torch.bfloat16
+
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 

@@ -12,12 +12,15 @@ from enum import Enum
 from typing import NoReturn, cast
 
 import torch
+from torch.distributed import DistBackendError
 
 from oracles.simulated_accelerator import SimulatedAccelerator, SimulatedStream
 from stageline_runtime.accelerator.protocol import Event
 
 IS_SUCCESS_REFUSAL = "WorkNCCL::isSuccess() is deprecated"
 """What `WorkNCCL` says, word for word."""
+REFUSAL = "NCCL communicator was aborted"
+"""What `ProcessGroupNCCL` says of an operation on a communicator that is gone, in a DistBackendError."""
 
 
 class SimulatedErrorType(Enum):
@@ -36,6 +39,9 @@ class SimulatedCommunicator:
     sent: deque[torch.Tensor] = field(default_factory=deque)
     seen_by_watchdog: SimulatedErrorType = SimulatedErrorType.SUCCESS
     is_aborted: bool = False
+    is_refusing: bool = False
+    """New operations are refused, as on a communicator that torch has aborted."""
+    num_received: int = 0
 
     def end_by_watchdog(self, error: SimulatedErrorType) -> None:
         """The watchdog notes an error and aborts the communicator; what was under way ends without a result."""
@@ -74,6 +80,7 @@ class SimulatedProcessGroup:
     def send(self, tensors: list[torch.Tensor], _peer: int, _tag: int) -> SimulatedWork:
         """The buffer has to stay as it is until the peer has taken it."""
         (tensor,), communicator = tensors, self._communicator
+        self._refuse()
         self._stream.wait_for(self._device.current.record())
         self._stream.queue(lambda: communicator.sent.append(tensor))
         self._stream.tasks.append(
@@ -84,6 +91,7 @@ class SimulatedProcessGroup:
     def recv(self, tensors: list[torch.Tensor], _peer: int, _tag: int) -> SimulatedWork:
         """Take what the peer sends."""
         (tensor,), communicator = tensors, self._communicator
+        self._refuse()
 
         def take() -> bool:
             if communicator.is_aborted:
@@ -91,6 +99,7 @@ class SimulatedProcessGroup:
             if communicator.sent:
                 tensor.copy_(communicator.sent[0])
                 communicator.sent.popleft()
+                communicator.num_received += 1
                 return True
             return False
 
@@ -102,9 +111,9 @@ class SimulatedProcessGroup:
         """The first error that the watchdog has seen."""
         return self._communicator.seen_by_watchdog
 
-    def abort(self) -> None:
-        """End everything under way."""
-        self._communicator.is_aborted = True
+    def _refuse(self) -> None:
+        if self._communicator.is_refusing:
+            raise DistBackendError(REFUSAL)
 
     def _work(self) -> SimulatedWork:
         return SimulatedWork(self._device, self._stream.record())

@@ -67,17 +67,14 @@ class RankedStage:
         self.models = models
         self._pool = pool
 
-    def attention_batch(self, plan: Any) -> Any:
-        return self.models[0].attention_batch(plan)
+    def step_batch(self, plan: Any) -> Any:
+        return self.models[0].step_batch(plan)
 
-    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
-        self._each(lambda model: model.reset_slot(slot, keep_tokens))
+    def reserve_cache(self, num_blocks: int) -> None:
+        self._each(lambda model: model.reserve_cache(num_blocks))
 
-    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        self._each(lambda model: model.copy_slot(source, target, num_tokens))
-
-    def trim_slot(self, slot: int, num_tokens: int) -> None:
-        self._each(lambda model: model.trim_slot(slot, num_tokens))
+    def change_tables(self, changes: Any) -> None:
+        self._each(lambda model: model.change_tables(changes))
 
     def embed(self, token_ids: Tensor) -> Tensor:
         return self._same(lambda model: model.embed(token_ids))

@@ -1,9 +1,8 @@
 """The real scheduler over stages that take a given time: how fast requests get their tokens, worked out.
 
 Moments are computed, nothing waits. A stage takes `step_seconds`, and `token_seconds` for each padded token. Feedback
-and hidden tensors cross between processes in no time; from the end of a plan, or its beginning at the first stage, to
-the plans that the engine makes of it `engine_seconds` pass. A plan that is cancelled before a stage begins it takes
-none there.
+and hidden tensors cross between processes in no time; from the end of a plan to the plans that the engine makes of it
+`engine_seconds` pass.
 """
 
 from collections import deque
@@ -64,7 +63,6 @@ class TimedPipeline:
     _sampled_through: int = -1
     _newest_positions: dict[tuple[int, int], int] = field(default_factory=dict)
     """By slot and generation."""
-    _cancelled: set[int] = field(default_factory=set)
 
     def tokens_per_second(self, num_tokens: int, num_requests: int = 1) -> float:
         """Of requests that begin together, each between its first token and its last, on the average."""
@@ -75,7 +73,9 @@ class TimedPipeline:
         """Serve requests to their ends: `(moment, number of tokens)` of each."""
         self._queues = [deque() for _ in range(self.num_stages)]
         ledger = SlotLedger(
-            self.num_stages, self.slots_per_cohort, len(self.prompt) + max(count for _, count in arrivals)
+            self.num_stages,
+            self.num_stages * self.slots_per_cohort,
+            len(self.prompt) + max(count for _, count in arrivals),
         )
         self._scheduler = Scheduler(
             ledger, max_step_tokens=self.max_step_tokens, max_waiting=len(arrivals), speculation=self.speculation
@@ -119,10 +119,8 @@ class TimedPipeline:
     def _compute(self, stage: int) -> None:
         """A stage begins the first plan of its queue."""
         plan = self._queues[stage][0]
-        if stage == 0 and plan.report_begin:
-            self._at(self._now + self.engine_seconds, partial(self._hear_begun, plan.seq))
         seconds = self.step_seconds + self.token_seconds * plan.padded_tokens
-        self._at(self._now + (0.0 if plan.seq in self._cancelled else seconds), partial(self._leave, stage))
+        self._at(self._now + seconds, partial(self._leave, stage))
 
     def _leave(self, stage: int) -> None:
         """A stage is done with a plan, and hands it on before it begins the next."""
@@ -130,10 +128,6 @@ class TimedPipeline:
         self._finish(plan) if stage == self.num_stages - 1 else self._reach(stage + 1, plan)
         if self._queues[stage]:
             self._compute(stage)
-
-    def _hear_begun(self, seq: int) -> None:
-        self._scheduler.note_begun(seq)
-        self._pump()
 
     def _finish(self, plan: StepPlan) -> None:
         self._sampled_through = plan.seq
@@ -145,14 +139,17 @@ class TimedPipeline:
         """The engine has the plan's tokens."""
         for token in self._scheduler.complete(plan.seq, rows):
             self._answers[int(token.request_id)].moments.append(self._now)
-        self._cancelled.update(self._scheduler.take_cancelled())
         self._pump()
 
     def _sample(self, row: PlanRow) -> SampledRow:
-        place = (row.slot, row.generation)
-        if row.num_drafts and (row.position, row.token_ids[0]) != (self._newest_positions.get(place), TOKEN):
-            return SampledRow(row.slot, row.generation, TOKEN, num_sampled=0, num_rejected=row.num_drafts)
         drafts = row.token_ids[1:] if row.num_drafts else ()
         held = next((number for number, draft in enumerate(drafts) if draft != TOKEN), len(drafts))
-        self._newest_positions[place] = row.position + row.num_tokens - row.num_drafts + held
-        return SampledRow(row.slot, row.generation, TOKEN, num_sampled=held + 1, num_rejected=row.num_drafts - held)
+        return self._sampled(row, TOKEN, TOKEN, held)
+
+    def _sampled(self, row: PlanRow, newest: int, token: int, held: int) -> SampledRow:
+        """`token` after so many drafts that hold; a verifying row begins with the `newest` token."""
+        place, first = (row.slot, row.generation), row.position + row.num_tokens - row.num_drafts
+        begins = not row.num_drafts or (row.position, row.token_ids[0]) == (self._newest_positions.get(place), newest)
+        assert begins, f"{row} does not begin with the newest token"
+        self._newest_positions[place] = first + held
+        return SampledRow(row.slot, row.generation, token, num_sampled=held + 1)

@@ -38,15 +38,16 @@ def write_tiny_gguf(
     overrides: dict[str, Any] | None = None,
     extra_tensors: dict[str, npt.NDArray[np.float32]] | None = None,
     left_out: frozenset[str] = frozenset(),
+    renamed_tokens: dict[str, str] | None = None,
 ) -> Path:
     """Write the float32 model in `model_dir` as GGUF; matrices quantised, norms in float32.
 
-    `overrides` replaces metadata strings by key (`None` leaves the key out); `left_out` names GGUF tensors to omit.
+    `overrides` replaces metadata values by key (`None` leaves the key out); `left_out` names GGUF tensors to omit.
     """
     config = json.loads((model_dir / "config.json").read_text())
     architecture = config["model_type"]
     writer = GGUFWriter(path, architecture)
-    _add_metadata(writer, config, model_dir, overrides or {})
+    _add_metadata(writer, config, model_dir, overrides or {}, renamed_tokens or {})
     for name, array in load_file(model_dir / "model.safetensors").items():
         gguf_name = _gguf_name(name)
         if gguf_name in left_out:
@@ -67,7 +68,13 @@ def write_tiny_gguf(
     return path
 
 
-def _add_metadata(writer: GGUFWriter, config: dict[str, Any], model_dir: Path, overrides: dict[str, Any]) -> None:
+def _add_metadata(
+    writer: GGUFWriter,
+    config: dict[str, Any],
+    model_dir: Path,
+    overrides: dict[str, Any],
+    renamed_tokens: dict[str, str],
+) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -81,7 +88,7 @@ def _add_metadata(writer: GGUFWriter, config: dict[str, Any], model_dir: Path, o
     tokenizer = json.loads((model_dir / "tokenizer.json").read_text())
     vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
     control = {token["content"] for token in tokenizer["added_tokens"]}
-    writer.add_token_list([token for token, _ in vocab])
+    writer.add_token_list([renamed_tokens.get(token, token) for token, _ in vocab])
     writer.add_token_types([3 if token in control else 1 for token, _ in vocab])
     writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
@@ -94,8 +101,19 @@ def _add_metadata(writer: GGUFWriter, config: dict[str, Any], model_dir: Path, o
         **overrides,
     }
     for key, value in strings.items():
-        if value is not None:
-            writer.add_bool(key, value) if isinstance(value, bool) else writer.add_string(key, value)
+        match value:
+            case None:
+                continue
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                writer.add_uint32(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case list():
+                writer.add_array(key, value)
+            case _:
+                writer.add_string(key, value)
 
 
 def _gguf_name(name: str) -> str:

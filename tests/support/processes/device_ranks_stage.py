@@ -11,7 +11,7 @@ from oracles.simulated_accelerator import LateAccelerator
 from processes.gloo_ranks import GlooRanks
 from stageline_api import env
 from stageline_runtime.contract import PodContract, begin
-from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.planning.memory import USABLE_DEVICE_SHARE
 from stageline_runtime.stage.devices import Devices
 from stageline_runtime.stage.process import StageProcess

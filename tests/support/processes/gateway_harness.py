@@ -74,9 +74,16 @@ class RunningGateway:
     admin: httpx.Client = field(repr=False)
     """Of the admin port."""
     servers: GatewayServers = field(repr=False)
+    _drain: Callable[[], None] = field(repr=False)
     clock: int = field(repr=False, default=0)
     """Of the CPU time of the thread that its event loop runs in."""
     loop: asyncio.AbstractEventLoop | None = field(repr=False, default=None)
+
+    def drain(self) -> None:
+        """Have it refuse new requests, as the process does on its signal."""
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self._drain)
+        eventually(lambda: self.admin.get("/status").json()["draining"], "it did not drain")
 
     def loop_seconds(self) -> float:
         """CPU seconds that the event loop's thread has used: what keeps every client waiting, on any machine."""
@@ -188,7 +195,7 @@ def running_gateway(
     ):
         assert thread.ident is not None
         clock = time.pthread_getcpuclockid(thread.ident)
-        yield RunningGateway(url, path, http, admin, servers, clock, loops[0])
+        yield RunningGateway(url, path, http, admin, servers, app.state.drain, clock, loops[0])
     servers.stop()
     thread.join(60)
     assert not thread.is_alive(), "the gateway did not stop"

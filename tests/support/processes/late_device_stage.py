@@ -9,7 +9,7 @@ import sys
 
 from oracles.simulated_accelerator import LateAccelerator
 from stageline_runtime.contract import read_contract
-from stageline_runtime.models.device.attention import PlainAttention
+from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.stage.devices import Devices
 from stageline_runtime.stage.process import StageProcess
 

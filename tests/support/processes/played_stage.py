@@ -11,8 +11,7 @@ from processes.running_group import RunningGroup
 from stageline_api import ports
 from stageline_runtime.plan_bus.bus import FrameReader, encode_frame
 from stageline_runtime.plan_bus.challenge import proof_of
-from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, Challenge, Hello, ToEngine, ToStage
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, Challenge, Hello, Place, ToEngine, ToStage
 
 
 def hello(**changes: object) -> Hello:

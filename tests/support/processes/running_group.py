@@ -102,7 +102,7 @@ class RunningGroup:
             client.stream(
                 "POST",
                 f"{self.url}/v1/generate",
-                content=request.model_dump_json(),
+                content=request.to_json(),
                 extensions={"sni_hostname": self.tls.name} if self.tls else {},
             ) as response,
         ):

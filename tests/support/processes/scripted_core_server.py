@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import httpx
 import uvicorn
@@ -29,6 +28,7 @@ from stageline_runtime.engine.core_api import (
     FailEvent,
     TokenEvent,
 )
+from stageline_runtime.engine.edge.http_server import server_settings
 from stageline_runtime.engine.edge.multiplexed import MultiplexedConnections
 from stageline_runtime.engine.edge.routes import build_app
 from stageline_runtime.engine.edge.state_routes import build_state_app
@@ -41,7 +41,6 @@ VOCAB_SIZE = 260
 MAX_MODEL_LEN = 60_000
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
-Parser = Literal["auto", "h11", "httptools"]
 """Of HTTP: `auto` takes the faster one where it is installed."""
 Script = Callable[[AdmittedRequest], AsyncGenerator[CoreEvent]]
 
@@ -153,7 +152,6 @@ async def serve(
     *,
     max_body_bytes: int = 200_000,
     keys: Sequence[str] = (),
-    parser: Parser = "auto",
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Serve `core` until the block ends; gives a client of the server, which shows no key."""
     write_byte_level(directory, chat_template=TEMPLATE)
@@ -164,7 +162,7 @@ async def serve(
     connections = MultiplexedConnections()
     app = build_app(core, reader, schemas.check, connections, keys=keys, max_body_bytes=max_body_bytes)
     try:
-        async with _served(app, connections.leave, parser) as client:
+        async with _served(app, connections.leave) as client:
             yield client
     finally:
         await schemas.close()
@@ -179,11 +177,8 @@ async def serve_state(core: ScriptedCore) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def _served(
-    app: FastAPI, before_end: Callable[[], None], parser: Parser = "auto"
-) -> AsyncIterator[httpx.AsyncClient]:
-    settings = uvicorn.Config(app, log_level="warning", lifespan="off", http=parser, timeout_graceful_shutdown=5)
-    server = uvicorn.Server(settings)
+async def _served(app: FastAPI, before_end: Callable[[], None]) -> AsyncIterator[httpx.AsyncClient]:
+    server = uvicorn.Server(server_settings(app, linger_seconds=5))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         # Connections inherit it: a client that doesn't read fills a small buffer soon.

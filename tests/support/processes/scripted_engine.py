@@ -8,10 +8,8 @@ import asyncio
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Final
-
-from pydantic import BaseModel
 
 from stageline_api.engine_access import is_admitted
 from stageline_api.engine_http import (
@@ -25,9 +23,11 @@ from stageline_api.engine_http import (
     GenerateRequest,
     HeldPrefixes,
     PromptTokens,
+    Refused,
+    Wire,
 )
 from stageline_api.health import EngineStatus, Phase
-from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, LineCutter, Refused, Word, client_line
+from stageline_api.multiplexing import MULTIPLEXED_PATH, ClientLine, LineCutter, Word, client_line
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,10 @@ def answer(*texts: str, prompt_tokens: int = 3, reason: FinishReason = FinishRea
     return [Say(Admitted(prompt_tokens=prompt_tokens)), *deltas, Say(end)]
 
 
+_LISTENING: Final = frozenset({"url", "address", "port", "tls", "_loop", "_release", "_server", "_thread"})
+"""What of an engine is how it listens."""
+
+
 @dataclass
 class ScriptedEngine:
     """Call `start`, use `url`, call `stop`."""
@@ -125,15 +129,15 @@ class ScriptedEngine:
     """How many it says do, whoever sent them."""
     weights: str = ""
     """Digest of those it says it computes with."""
-    held: tuple[str, ...] | None = None
-    """Names of beginnings of prompts that it says its cache holds; None: it is of a version that knows no names."""
-    multiplexes: bool = True
-    """Says that requests may share a connection, and lets them."""
+    held: tuple[str, ...] = ()
+    """Names of beginnings of prompts that it says its cache holds."""
     said_on_shared: list[ClientLine] = field(default_factory=list)
     """What was said on such connections, in order."""
     num_shared: int = 0
     """How many there were."""
     answers_probes: bool = True
+    holds_questions: bool = False
+    """Answers what else is asked only after `release`."""
     tls: ssl.SSLContext | None = None
     """Speaks HTTPS with this certificate; set before `start`."""
     probes: int = 0
@@ -155,6 +159,13 @@ class ScriptedEngine:
         if self._thread is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(60)
+
+    def forget(self) -> None:
+        """Be as one that was only just started: what it was asked and told to do is gone."""
+        for each in fields(self):
+            if each.name not in _LISTENING:
+                setattr(self, each.name, each.default if each.default_factory is MISSING else each.default_factory())
+        self.hold()
 
     def release(self) -> None:
         """Let every `Hold` go on."""
@@ -191,43 +202,31 @@ class ScriptedEngine:
                     missing = EngineError(code=ErrorCode.KEY_MISSING, message="no key")
                     await _refuse(Refuse(401, missing), writer)
                     return
-                if asked == "GET /v1/prefixes" and self.held is not None:
+                if asked == "GET /v1/prefixes":
                     await self._say(writer, HeldPrefixes(keys=self.held))
                     return
-                if asked == f"POST {MULTIPLEXED_PATH}" and self.multiplexes:
+                if asked == f"POST {MULTIPLEXED_PATH}":
                     await self._share(reader, writer)
-                    return
-                if asked != "POST /v1/generate":
+                else:
                     self.asked_with.append(headers)
                     await self._reply(asked, body, writer)
-                    return
-                request = GenerateRequest.model_validate_json(body)
             except (asyncio.IncompleteReadError, ConnectionError):
                 return  # the client left before it had asked anything
-            self.requests.append(request)
-            steps = asyncio.ensure_future(self._play(self.script(request), writer))
-            gone = asyncio.ensure_future(reader.read())
-            await asyncio.wait((steps, gone), return_when=asyncio.FIRST_COMPLETED)
-            # Who leaves with events unread breaks a write before the end of the connection is read.
-            if not steps.done() or isinstance(steps.exception(), OSError):
-                self.left_early.append(request.request_id)
-            for task in (steps, gone):
-                task.cancel()
-            await asyncio.gather(steps, gone, return_exceptions=True)
         except asyncio.CancelledError:
             writer.transport.abort()  # the engine stops; asyncio's streams log a task that ends cancelled
         finally:
             writer.transport.abort() if writer.transport.is_closing() else writer.close()
 
-    async def _say(self, writer: asyncio.StreamWriter, model: BaseModel) -> None:
-        body = model.model_dump_json().encode()
+    async def _say(self, writer: asyncio.StreamWriter, model: Wire) -> None:
+        body = model.to_json()
         writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         await writer.drain()
 
     async def _reply(self, asked: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         self.asked.append((asked, body))
-        not_shared = {f"POST {MULTIPLEXED_PATH}": (404, "{}")}
-        status, content = (not_shared | self.replies)[asked.partition("?")[0]]
+        if self.holds_questions:
+            await self._release.wait()
+        status, content = self.replies[asked.partition("?")[0]]
         head = f"HTTP/1.1 {status} Said\r\ncontent-length: {len(content.encode())}\r\nconnection: close\r\n\r\n"
         writer.write((head + content).encode())
         await writer.drain()
@@ -252,8 +251,6 @@ class ScriptedEngine:
             slots=self.slots,
             requests_running=self.running,
             weights=self.weights,
-            tells_prefixes=self.held is not None,
-            multiplexes=self.multiplexes,
         )
 
     async def _share(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,19 +259,27 @@ class ScriptedEngine:
         writer.write("\r\n".join([*_HEAD, "", ""]).encode())
         streams: dict[int, asyncio.Task[None]] = {}
         ids: dict[int, str] = {}
+        goes_on: dict[int, asyncio.Event] = {}
         try:
             async for line in _lines(reader):
                 said = client_line(line)
                 self.said_on_shared.append(said)
                 number = said.stream
                 if said.word is Word.OPEN:
-                    request = GenerateRequest.model_validate_json(said.request)
+                    request = GenerateRequest.from_json(said.request)
                     self.requests.append(request)
                     ids[number] = request.request_id
-                    play = self._play_shared(number, self.script(request), writer)
+                    goes_on[number] = asyncio.Event()
+                    goes_on[number].set()
+                    play = self._play_shared(number, self.script(request), writer, goes_on[number])
                     streams[number] = asyncio.create_task(play)
-                elif said.word is Word.CLOSE and number in streams and not streams[number].done():
-                    streams[number].cancel()
+                elif said.word is Word.HOLD:
+                    goes_on[number].clear()
+                elif said.word is Word.GO_ON:
+                    goes_on[number].set()
+                elif not streams[number].done():
+                    streams.pop(number).cancel()
+                    self.left_early.append(ids[number])
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -283,33 +288,29 @@ class ScriptedEngine:
             await asyncio.gather(*streams.values(), return_exceptions=True)
             self.left_early += [ids[number] for number, task in streams.items() if task.cancelled()]
 
-    async def _play_shared(self, number: int, steps: list[Step], writer: asyncio.StreamWriter) -> None:
+    async def _play_shared(
+        self, number: int, steps: list[Step], writer: asyncio.StreamWriter, goes_on: asyncio.Event
+    ) -> None:
         if isinstance(steps[0], Refuse):
             if steps[0].error is None:  # there are no words for that on a shared connection
                 writer.transport.abort()
                 return
-            _chunk(writer, b"%d %b\n" % (number, Refused(error=steps[0].error).model_dump_json().encode()))
+            _chunk(writer, b"%d %b\n" % (number, Refused(error=steps[0].error).to_json()))
         else:
-            is_there = await self._take_steps(steps, writer, b"%d " % number)
+            is_there = await self._take_steps(steps, writer, b"%d " % number, goes_on)
             last = steps[-1]
             if is_there and not (isinstance(last, Say) and isinstance(last.event, Finished | Failed)):
                 writer.transport.abort()  # as the body of one by itself would end
 
-    async def _play(self, steps: list[Step], writer: asyncio.StreamWriter) -> None:
-        if isinstance(steps[0], Refuse):
-            await _refuse(steps[0], writer)
-            return
-        writer.write("\r\n".join([*_HEAD, "connection: close", "", ""]).encode())
-        if await self._take_steps(steps, writer):
-            writer.write(b"0\r\n\r\n")
-            await writer.drain()
-
-    async def _take_steps(self, steps: list[Step], writer: asyncio.StreamWriter, prefix: bytes = b"") -> bool:
+    async def _take_steps(
+        self, steps: list[Step], writer: asyncio.StreamWriter, prefix: bytes, goes_on: asyncio.Event
+    ) -> bool:
         """Returns whether the connection is still there. Each line begins with `prefix`."""
         for step in steps:
+            await goes_on.wait()
             match step:
                 case Say(event=event):
-                    _chunk(writer, prefix + event.model_dump_json().encode() + b"\n")
+                    _chunk(writer, prefix + event.to_json() + b"\n")
                 case Raw(content=content):
                     _chunk(writer, prefix + content)
                 case Hold():
@@ -318,7 +319,7 @@ class ScriptedEngine:
                     await asyncio.sleep(seconds)
                 case KeepSaying(event=event, pause_seconds=seconds):
                     while not self._hushed:
-                        _chunk(writer, prefix + event.model_dump_json().encode() + b"\n")
+                        _chunk(writer, prefix + event.to_json() + b"\n")
                         await asyncio.sleep(seconds)
                 case Drop():
                     await writer.drain()
@@ -363,7 +364,7 @@ def _chunk(writer: asyncio.StreamWriter, content: bytes) -> None:
 
 
 async def _refuse(step: Refuse, writer: asyncio.StreamWriter) -> None:
-    body = step.error.model_dump_json().encode() if step.error is not None else b"not an error body"
+    body = step.error.to_json() if step.error is not None else b"not an error body"
     writer.write(f"HTTP/1.1 {step.status} Refused\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
 

@@ -24,7 +24,7 @@ import httpx
 
 from processes.repository_files import ROOT
 from stageline_api import env, ports
-from stageline_api.runtime_config import LayerRange, RuntimeConfig, Timeouts
+from stageline_api.runtime_config import RuntimeConfig, Timeouts
 from stageline_local.node.addresses import can_bind
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.stage_group import StageGroup
@@ -316,7 +316,3 @@ def _closing_listeners(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     finally:
         for server in servers:
             server.close()
-
-
-def one_layer_each(stage_count: int) -> tuple[LayerRange, ...]:
-    return tuple(LayerRange(first=stage, last=stage) for stage in range(stage_count))

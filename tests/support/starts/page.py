@@ -1,4 +1,4 @@
-"""The section of docs/benchmarks.md on starts and recoveries. Pure."""
+"""The section of docs/dev/benchmarks.md on starts and recoveries. Pure."""
 
 from collections.abc import Iterable
 from statistics import median

@@ -93,7 +93,13 @@ class BenchGroup:
     def begin(self, workload: Workload, start_at_seconds: float = 0.0) -> None:
         """Have a round start, at a moment of the monotonic clock if one is given."""
         prompts = tuple(map(tuple, workload.prompts(read_model_config(self._model_dir).vocab_size)))
-        order = RoundOrder(prompts=prompts, output_tokens=workload.output_tokens, start_at_seconds=start_at_seconds)
+        order = RoundOrder(
+            prompts=prompts,
+            output_tokens=workload.output_tokens,
+            temperature=workload.temperature,
+            top_p=workload.top_p,
+            start_at_seconds=start_at_seconds,
+        )
         self.engine.order(order.model_dump_json())
 
     def run_order(self, order: RoundOrder) -> RoundReport:

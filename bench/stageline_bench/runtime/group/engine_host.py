@@ -1,6 +1,6 @@
 """An engine without HTTP: the real core, scheduler and plan bus, driven by rounds read from standard input.
 
-`python -m stageline_bench.runtime.group.engine_host [--acceptance A] [--no-chains] [--free-drafts] STAGE_ADDRESS…`,
+`python -m stageline_bench.runtime.group.engine_host [--acceptance A] [--free-drafts] STAGE_ADDRESS…`,
 under the pod contract. Writes one JSON line when ready, then reads one `RoundOrder` a line and answers each with a
 `RoundReport`. The end of standard input ends it.
 """
@@ -21,7 +21,7 @@ from stageline_bench.runtime.record.figures import RoundReport
 from stageline_bench.runtime.record.scrape import StageScraper
 from stageline_bench.runtime.record.stage_clock import StageSeconds
 from stageline_runtime.contract import PodContract, read_contract
-from stageline_runtime.engine.behind_stages import run_behind_stages
+from stageline_runtime.engine.command import run_behind_stages
 from stageline_runtime.engine.core import EngineCore
 from stageline_runtime.engine.core_api import AdmittedRequest, CoreEvent, EndEvent, FailEvent, TokenEvent
 from stageline_runtime.engine.draft_model import read_draft_model
@@ -51,6 +51,9 @@ class RoundOrder(BaseModel):
     output_tokens: int
     stop_token_ids: tuple[int, ...] = ()
     """None: every answer has all its tokens."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
     start_at_seconds: float = 0.0
     """On the monotonic clock; lets engines start together."""
 
@@ -70,14 +73,13 @@ class _Round:
 
     async def run(self) -> None:
         """Submit everything at once and take every answer to its end."""
-        sampling = RequestSampling(temperature=0.0)
         ended: list[asyncio.Future[None]] = []
         for index, prompt in enumerate(self._order.prompts):
             ended.append(asyncio.get_running_loop().create_future())
             request = AdmittedRequest(
                 request_id=str(index),
                 prompt_token_ids=prompt,
-                sampling=sampling,
+                sampling=RequestSampling(temperature=self._order.temperature, top_p=self._order.top_p, seed=index),
                 max_new_tokens=self._order.output_tokens,
                 stop_token_ids=frozenset(self._order.stop_token_ids),
             )
@@ -136,7 +138,6 @@ class EngineHost:
             on_step_done=self._core.step_done,
             on_drain_requested=lambda _stage: None,
             on_drafted=self._core.drafted,
-            on_begun=self._core.begun,
             draft=read_draft_model(self._contract.config, self._model_dir),
         )
         rounds = asyncio.create_task(self._serve(group))
@@ -152,10 +153,10 @@ class EngineHost:
 
     async def _serve(self, group: StageGroup) -> None:
         await group.listen()
-        scheduler = await form_scheduler(group, self._contract.config, MAX_WAITING)
+        scheduler = await form_scheduler(group, MAX_WAITING)
         self._script_drafts(scheduler)
         self._core.attach(scheduler, group.broadcast)
-        await warm_up(self._core, self._contract.config, self._model, scheduler.speculation)
+        await warm_up(self._core.warm_up, self._contract.config, self._model, scheduler.speculation)
         if self._options.free_drafts and scheduler.speculation is not None:
             scheduler.speculation.cost = FREE
         self._core.set_phase(Phase.READY)
@@ -172,9 +173,6 @@ class EngineHost:
         if self._options.acceptance is not None:
             settings = (speculation.tokens, speculation.min_match, speculation.cost)
             scheduler.speculation = ScriptedSpeculation(*settings, acceptance=self._options.acceptance)
-        if self._options.no_chains:
-            assert scheduler.speculation is not None, "it was there"
-            scheduler.speculation.chains = False
 
     async def _run_round(self, order: RoundOrder) -> RoundReport:
         work = _Round(self._core, order)
@@ -222,7 +220,6 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("addresses", nargs="+")
     parser.add_argument("--acceptance", type=float, help="Drafts of this acceptance in place of the lookup.")
-    parser.add_argument("--no-chains", action="store_true")
     parser.add_argument("--free-drafts", action="store_true", help="Drafts are made whatever they cost.")
     return parser.parse_args()
 

@@ -8,15 +8,16 @@ stages and engine need no core each; its lateness counts as compute. Not reachab
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from stageline_runtime.contract import read_contract
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.models.cpu.kv_cache import AttentionBatch, CacheShape, build_attention_batch
+from stageline_runtime.models.layers.step_batch import BatchBounds, StepBatch, build_step_batch
 from stageline_runtime.models.protocol import LoadProgress, ModelBuilder, StageModel, StageShape
-from stageline_runtime.plan_bus.messages import StepPlan
+from stageline_runtime.plan_bus.messages import SlotBlocks, StepPlan
 from stageline_runtime.stage.process import StageProcess
 from stageline_runtime.termination import RuntimeFailure, write_last_words
 
@@ -25,31 +26,29 @@ class PacedModel:
     """Implements `StageModel`; every token sampled from it is 0."""
 
     def __init__(
-        self, config: ModelConfig, shape: CacheShape, seconds_per_step: float, seconds_per_token: float
+        self, config: ModelConfig, shape: StageShape, seconds_per_step: float, seconds_per_token: float
     ) -> None:
         self._config = config
         self._shape = shape
+        self._bounds = BatchBounds(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens)
         self._seconds_per_step = seconds_per_step
         self._seconds_per_token = seconds_per_token
 
-    def attention_batch(self, plan: StepPlan) -> AttentionBatch:
+    def step_batch(self, plan: StepPlan) -> StepBatch:
         """The real one: its cost belongs to the step's overhead."""
-        return build_attention_batch(plan.rows, plan.padded_tokens, self._shape)
+        return build_step_batch(plan.rows, plan.padded_tokens, self._bounds)
 
-    def reset_slot(self, slot: int, keep_tokens: int = 0) -> None:
+    def reserve_cache(self, num_blocks: int) -> None:
         """There is no cache."""
 
-    def copy_slot(self, source: int, target: int, num_tokens: int) -> None:
-        """There is no cache."""
-
-    def trim_slot(self, slot: int, num_tokens: int) -> None:
+    def change_tables(self, changes: Sequence[SlotBlocks]) -> None:
         """There is no cache."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Zeros `[num_tokens, hidden_size]`."""
         return torch.zeros(len(token_ids), self._config.hidden_size, dtype=self._shape.dtype)
 
-    def layers(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:  # noqa: ARG002 - the protocol's
+    def layers(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:  # noqa: ARG002 - the protocol's
         """Hidden `[padded_tokens, hidden_size]` as it came, after the step's time."""
         time.sleep(self._seconds_per_step + self._seconds_per_token * len(hidden))
         return hidden
@@ -68,14 +67,7 @@ def paced_model_builder(seconds_per_step: float, seconds_per_token: float) -> Mo
         shape: StageShape,
         progress: LoadProgress,  # noqa: ARG001
     ) -> StageModel:
-        cache_shape = CacheShape(
-            num_slots=shape.num_slots,
-            slot_tokens=shape.slot_tokens,
-            group_size=config.group_size,
-            dtype=shape.dtype,
-            masks=False,  # as where the kernels are compiled
-        )
-        return PacedModel(config, cache_shape, seconds_per_step, seconds_per_token)
+        return PacedModel(config, shape, seconds_per_step, seconds_per_token)
 
     return build
 

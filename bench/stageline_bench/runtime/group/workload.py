@@ -12,13 +12,16 @@ INPUT_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`requests` prompts of `input_tokens`, each continued greedily by exactly `output_tokens`."""
+    """`requests` prompts of `input_tokens`, each continued by exactly `output_tokens`."""
 
     name: str
     requests: int
     input_tokens: int = INPUT_TOKENS
     output_tokens: int = 96
     seed: int = 0
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
         """Token ids of every prompt; they follow from the seed and the sizes alone."""

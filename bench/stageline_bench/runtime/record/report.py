@@ -1,4 +1,4 @@
-"""Turns results into the tables of docs/benchmarks.md."""
+"""Turns results into the tables of docs/dev/benchmarks.md."""
 
 from pathlib import Path
 from statistics import median
@@ -13,9 +13,9 @@ from stageline_bench.runtime.peers.vllm_engine import ENGINES, FLOORS, LATENCIES
 from stageline_bench.runtime.ranks import EXCHANGE_CASE
 from stageline_bench.runtime.record.results import Result, Target
 from stageline_bench.runtime.serve import MEASURES
-from stageline_bench.runtime.speculation import DRAFTS, NO_CHAINS, PLAIN, WRONG
+from stageline_bench.runtime.speculation import DRAFTS, PLAIN, WRONG
 
-_VARIANTS = (PLAIN, NO_CHAINS, DRAFTS, WRONG)
+_VARIANTS = (PLAIN, DRAFTS, WRONG)
 
 
 def update_page(page: Path, result: Result) -> None:

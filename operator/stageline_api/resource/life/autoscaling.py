@@ -18,20 +18,19 @@ class AutoscalingSpec(SpecBase):
         default=1,
         ge=1,
         le=MOST_REPLICAS,
-        description="Fewest groups. Default 1, between 1 and 64.",
+        description="Minimum number of groups. Default 1, between 1 and 64.",
     )
     max_replicas: int = Field(
         ge=1,
         le=MOST_REPLICAS,
-        description="Most groups. Required, between 1 and 64 and at least `minReplicas`.",
+        description="Maximum number of groups. Required, between 1 and 64 and at least `minReplicas`.",
     )
     queue_seconds: int = Field(
         default=5,
         ge=1,
         le=3600,
         description=(
-            "Groups are added when a request has waited so long in an engine's queue for its first step, in seconds. "
-            "Default 5, between 1 and 3600."
+            "Scale out when a request has waited this many seconds in an engine's queue. Default 5, between 1 and 3600."
         ),
     )
     target_load_percent: int = Field(
@@ -39,8 +38,8 @@ class AutoscalingSpec(SpecBase):
         ge=10,
         le=100,
         description=(
-            "Groups are taken away when the requests of all groups would fill at most so much of the slots "
-            "(`engine.maxNumSeqs`) of those that stay, in percent. Default 70, between 10 and 100."
+            "Scale in when the remaining groups would have at most this percentage of their slots "
+            "(`engine.maxNumSeqs`) in use. Default 70, between 10 and 100."
         ),
     )
     scale_in_seconds: int = Field(
@@ -48,8 +47,8 @@ class AutoscalingSpec(SpecBase):
         ge=1,
         le=86_400,
         description=(
-            "For how long fewer groups must have been enough, in seconds, before the others are drained. Default 300, "
-            "between 1 and 86400."
+            "Seconds for which fewer groups must have been enough before groups are drained. Default 300, between 1 "
+            "and 86400."
         ),
     )
 

@@ -25,7 +25,7 @@ class RestartSpec(SpecBase):
         ge=0,
         le=1000,
         description=(
-            "Restarts of one group within `windowSeconds` after which it is left down and the PipelineModel shows "
+            "Restarts of one group within `windowSeconds`. After these the group stays down and the PipelineModel is "
             "Degraded with the cause. Default 5, between 0 (never restart) and 1000."
         ),
     )
@@ -33,15 +33,15 @@ class RestartSpec(SpecBase):
         default=600,
         ge=1,
         le=86_400,
-        description="Length of the window that restarts are counted in, in seconds. Default 600, between 1 and 86400.",
+        description="Window in seconds over which restarts are counted. Default 600, between 1 and 86400.",
     )
     backoff_seconds: int = Field(
         default=1,
         ge=1,
         le=LONGEST_BACKOFF_SECONDS,
         description=(
-            "Wait before the first restart, in seconds; it doubles with each further restart in the window, up to 60. "
-            "Default 1, between 1 and 60."
+            "Seconds before the first restart. Doubles with each further restart in the window, up to 60. Default 1, "
+            "between 1 and 60."
         ),
     )
 
@@ -54,8 +54,8 @@ class TimeoutsSpec(SpecBase):
         ge=1,
         le=86_400,
         description=(
-            "How long a group may hold nodes for some of its stages while others find none, in seconds; then it gives "
-            "them all back and tries again later, without using up restarts. Default 300, between 1 and 86400."
+            "Seconds that a group may hold nodes for some of its stages while others have none. Then it releases them "
+            "all and retries later; no restart is used. Default 300, between 1 and 86400."
         ),
     )
     rendezvous_seconds: int = Field(
@@ -63,8 +63,9 @@ class TimeoutsSpec(SpecBase):
         ge=1,
         le=86_400,
         description=(
-            "How long the stages of a group may take to find each other once their pods run, in seconds; it must cover "
-            "the slowest image pull. Default 120, between 1 and 86400."
+            "Seconds that the engine and each stage wait for the rest of their group to connect, counted from their "
+            "own start. Stages that have not started by then (image pull, volume, preparation) use no restart: their "
+            "pods are kept, and the pods that timed out are recreated. Default 120, between 1 and 86400."
         ),
     )
     load_seconds: int = Field(
@@ -72,8 +73,8 @@ class TimeoutsSpec(SpecBase):
         ge=1,
         le=86_400,
         description=(
-            "How long a stage may take to load its layers, in seconds; with an `hf://` source in shards this includes "
-            "downloading them. Default 1800, between 1 and 86400."
+            "Seconds that a stage may take to load its layers. Includes the download for an `hf://` source in shards. "
+            "Default 1800, between 1 and 86400."
         ),
     )
     step_seconds: int = Field(
@@ -81,10 +82,10 @@ class TimeoutsSpec(SpecBase):
         ge=1,
         le=3600,
         description=(
-            "How long the pipeline may go without finishing a step while work is queued, and how long one stage may "
-            "take for one operation of a step, waits for its neighbours included, in seconds, before the group is "
-            "replaced. A step crosses all stages one after the other, so this must exceed the slowest step through "
-            "all of them, not through one; the first step gets it once for each stage. Default 60, between 1 and 3600."
+            "Seconds without a finished step, while work is queued, after which the group is replaced. Also the limit "
+            "for one operation of one stage, waits for its neighbours included. A step crosses all stages, so this "
+            "must exceed the slowest step of the whole pipeline; the first step gets it once for each stage. Time in "
+            "which a stage is runnable but has no CPU does not count. Default 60, between 1 and 3600."
         ),
     )
     drain_seconds: int = Field(
@@ -92,8 +93,8 @@ class TimeoutsSpec(SpecBase):
         ge=0,
         le=3600,
         description=(
-            "How long running answers may go on once a group is told to end, in seconds. Default 30, between 0 and "
-            "3600; at most `template.terminationGracePeriodSeconds`."
+            "Seconds that running answers have to finish once a group drains. Default 30, between 0 and 3600; at most "
+            "`template.terminationGracePeriodSeconds`."
         ),
     )
     resume_window_seconds: int = Field(
@@ -101,10 +102,9 @@ class TimeoutsSpec(SpecBase):
         ge=0,
         le=3600,
         description=(
-            "How long the gateway keeps an answer whose group died, until another group of its revision, or the same "
-            "one when it is back, can continue it, in seconds; then the answer ends with an error. Groups are not "
-            "replaced when it changes. Default 60, between 0 (an answer is continued only where that is possible at "
-            "once) and 3600."
+            "Seconds that the gateway keeps an answer after its group died, until a group of the same revision can "
+            "continue it. Then the answer ends with an error. Changing it replaces no group. Default 60, between 0 "
+            "(only resume immediately) and 3600."
         ),
     )
 
@@ -129,8 +129,8 @@ class RolloutSpec(SpecBase):
         ge=0,
         le=64,
         description=(
-            "Groups that may exist above `replicas` while a change rolls out. Default 1: a new group is ready before "
-            "an old one is drained, which needs room for it. Between 0 and 64."
+            "Groups that may exist above `replicas` during a rollout. Default 1: a new group is ready before an old "
+            "one is drained, which needs capacity for both. Between 0 and 64."
         ),
     )
     max_unavailable: int = Field(
@@ -138,9 +138,9 @@ class RolloutSpec(SpecBase):
         ge=0,
         le=64,
         description=(
-            "Groups that may be missing below `replicas` while a change rolls out. Default 0. With `maxSurge: 0` and "
-            "`maxUnavailable: 1` groups are replaced in their own place, one at a time. The last ready group is not "
-            "drained before a new one is ready, unless it is the only one and `maxSurge` is 0. Between 0 and 64."
+            "Groups that may be missing below `replicas` during a rollout. With `maxSurge: 0` and `maxUnavailable: 1` "
+            "groups are replaced in place, one at a time. The last ready group is drained only after a new one is "
+            "ready, unless it is the only one and `maxSurge` is 0. Default 0, between 0 and 64."
         ),
     )
     partition: int = Field(
@@ -148,7 +148,7 @@ class RolloutSpec(SpecBase):
         ge=0,
         le=64,
         description=(
-            "Groups that keep the revision they have, as a trial of a change on the others. Default 0, between 0 and "
+            "Number of groups that keep their revision, to try a change on the others first. Default 0, between 0 and "
             "64."
         ),
     )
@@ -157,8 +157,8 @@ class RolloutSpec(SpecBase):
         ge=1,
         le=86_400,
         description=(
-            "How long no further group may become ready before the Progressing condition turns False with the reason "
-            "ProgressDeadlineExceeded, in seconds; nothing is undone. Default 1800, between 1 and 86400."
+            "Seconds without another ready group after which Progressing is False with the reason "
+            "ProgressDeadlineExceeded. Nothing is rolled back. Default 1800, between 1 and 86400."
         ),
     )
 

@@ -36,47 +36,63 @@ class Condition(StatusBase):
 
     type: str = Field(max_length=316, description="Available, Progressing, Degraded, Ready or Stalled.")
     status: Literal["True", "False", "Unknown"] = Field(description="Whether the condition holds.")
-    observed_generation: int | None = Field(default=None, description="Generation of the spec this was judged on.")
+    observed_generation: int | None = Field(
+        default=None, description=("Generation of the spec that this condition is about.")
+    )
     last_transition_time: Timestamp = Field(description="When `status` last changed.")
-    reason: str = Field(max_length=1024, description="Why, as one CamelCase word.")
-    message: str = Field(default="", max_length=32_768, description="Why, as a sentence a person can act on.")
+    reason: str = Field(max_length=1024, description="Reason, as one CamelCase word.")
+    message: str = Field(default="", max_length=32_768, description="Explanation as a sentence.")
 
 
 class StageObserved(StatusBase):
     """One stage of one group, as last seen."""
 
-    index: int = Field(description="Place in the pipeline, counted from zero.")
+    index: int = Field(description="Position in the pipeline, from 0.")
     pod: str = Field(default="", description="Name of its pod.")
-    node: str = Field(default="", description="Node the pod runs on; empty until it is scheduled.")
-    layers: str = Field(default="", description="Layers it holds, as first-last; empty until the engine has cut.")
+    node: str = Field(default="", description="Node of the pod; empty until it is scheduled.")
+    layers: str = Field(
+        default="", description=("Layers it holds, as first-last; empty until the engine has cut the model.")
+    )
     ready: bool = Field(default=False, description="Whether it has loaded and the whole pipeline has answered.")
     reason: str = Field(default="", description="Why it is not ready, as one CamelCase word.")
-    message: str = Field(default="", description="What it is doing, or why it is not ready: the scheduler's own words.")
-    since: Timestamp | None = Field(default=None, description="Since when it has been waiting, where that is known.")
+    message: str = Field(
+        default="",
+        description=("What the stage is doing, or why it is not ready, in the scheduler's or kubelet's words."),
+    )
+    since: Timestamp | None = Field(default=None, description="When it began to wait, if known.")
 
 
 class GroupStatus(StatusBase):
     """One copy of the pipeline."""
 
-    index: int = Field(description="Number of the group, counted from zero.")
-    incarnation: int = Field(description="How often its pods have been made anew; every pod carries it as a label.")
-    revision: str = Field(default="", description="Hash of the template its pods were made from.")
-    phase: str = Field(default="", description="Where the group is in its life.")
+    index: int = Field(description="Number of the group, from 0.")
+    incarnation: int = Field(
+        description=("Number of times the group's pods have been created, from 1; a label of every pod.")
+    )
+    revision: str = Field(default="", description="Hash of the template that its pods were made from.")
+    phase: str = Field(
+        default="",
+        description=("Creating, Starting, Ready, Terminating, BackingOff, Failed, Replacing, Draining or Waiting."),
+    )
     since: Timestamp | None = Field(default=None, description="When it entered this phase.")
-    image: str = Field(default="", description="Image of its pods where the template names none.")
+    image: str = Field(default="", description="Image of its pods if the template names none.")
     vllm_image: str | None = Field(
-        default=None, description="Image of its stages under vLLM where the model names none; empty: `image`."
+        default=None, description="Image of its stages under vLLM if the model names none; empty: `image`."
     )
     vllm_files_image: str | None = Field(
-        default=None, description="Image that brings Stageline to them where the template names none; empty: `image`."
+        default=None,
+        description=(
+            "Image of the init container that brings Stageline to vLLM's image, if the template names "
+            "none; empty: `image`."
+        ),
     )
-    attempts: int = Field(default=0, description="Incarnations in a row that ended before they were ready.")
+    attempts: int = Field(default=0, description="Consecutive incarnations that ended before they were ready.")
     served: bool = Field(default=False, description="Whether it was ever ready at its revision.")
     restarts: tuple[Timestamp, ...] = Field(
         default=(),
-        description="When it failed, within the restart window.",
+        description="Times of its failures within the restart window.",
     )
-    backoff_until: Timestamp | None = Field(default=None, description="Its next restart does not start before this.")
+    backoff_until: Timestamp | None = Field(default=None, description="Its next restart is not earlier than this.")
     stages: tuple[StageObserved, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]},
@@ -91,36 +107,41 @@ class FailureRecord(StatusBase):
     group: int = Field(description="Group that failed.")
     incarnation: int = Field(description="Incarnation that failed.")
     stage: int | None = Field(default=None, description="Stage that failed first.")
-    rank: int | None = Field(default=None, description="Rank of the stage that failed first, where it has several.")
+    rank: int | None = Field(default=None, description="Rank that failed first, if the stage has several.")
     container: str = Field(default="", description="Container that failed first.")
-    reason: str = Field(default="", description="Reason as Kubernetes gives it.")
-    failure_class: FailureClass = Field(description="What kind of failure it was.")
+    reason: str = Field(default="", description="Kubernetes' reason.")
+    failure_class: FailureClass = Field(description="Failure class.")
     exit_code: int | None = Field(default=None, description="Exit code of the container.")
-    message: str = Field(default="", description="Its last words.")
+    message: str = Field(default="", description="Termination message of the container.")
 
 
 class PipelineModelStatus(StatusBase):
     """What the operator has seen of the groups and wrote down about them."""
 
-    observed_generation: int | None = Field(default=None, description="Generation of the spec this status is about.")
+    observed_generation: int | None = Field(
+        default=None, description=("Generation of the spec that this status is about.")
+    )
     replicas: int = Field(default=0, description="Groups that exist.")
     ready_replicas: int = Field(default=0, description="Groups that answer requests.")
-    updated_replicas: int = Field(default=0, description="Groups made from the current template.")
-    update_revision: str = Field(default="", description="Hash of the current template, as the newest groups have it.")
+    updated_replicas: int = Field(default=0, description="Groups of the current revision.")
+    update_revision: str = Field(
+        default="", description=("Hash of the current template, the revision of the newest groups.")
+    )
     selector: str = Field(default="", description="Label selector of stage 0 pods, one for each group.")
-    url: str = Field(default="", description="Base URL at which a gateway serves it; empty where none is known.")
+    url: str = Field(default="", description="Base URL at which a gateway serves the model; empty if none is known.")
     operator: str = Field(
-        default="", description="Operator that acts on it, by namespace and name of its Lease; no other one does."
+        default="",
+        description=(
+            "Operator that owns this model, as namespace and name of its Lease. Other operators leave it alone."
+        ),
     )
     retired_incarnation: int = Field(
-        default=0, description="Highest incarnation of a group that was removed; later groups start above it."
+        default=0, description="Highest incarnation of a removed group; later groups start above it."
     )
-    restart_request: str = Field(
-        default="", description="Value of the annotation stageline.dev/restart that was last acted on."
-    )
+    restart_request: str = Field(default="", description="Last handled value of the annotation stageline.dev/restart.")
     progressed_at: Timestamp | None = Field(
         default=None,
-        description="When a new revision began or a group became ready last; the progress deadline's start.",
+        description="When a new revision began or a group last became ready; the progress deadline counts from here.",
     )
     conditions: tuple[Condition, ...] = Field(
         default=(),
@@ -130,8 +151,8 @@ class PipelineModelStatus(StatusBase):
     groups: tuple[GroupStatus, ...] = Field(
         default=(),
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["index"]},
-        description="Every group, with the bookkeeping of its restarts.",
+        description="Every group, with its restarts.",
     )
     last_failures: tuple[FailureRecord, ...] = Field(
-        default=(), description="Latest failures, newest first, kept when pods are replaced."
+        default=(), description="Latest failures, newest first; kept when pods are replaced."
     )

@@ -53,10 +53,9 @@ class GangSpec(SpecBase):
 
     scheduler: Literal["volcano", "kai", "kueue", "kubernetes"] = Field(
         description=(
-            "`volcano` or `kai` (0.15 or later): the operator makes a PodGroup for each incarnation of a group, and "
-            "the pods name it and the scheduler. `kueue`: the pods carry the labels of a plain pod group. "
-            "`kubernetes`: the same as the first two by Kubernetes' own PodGroup (1.36 or later; a Workload in 1.35), "
-            "which the cluster must have switched on. Required."
+            "`volcano` or `kai` (0.15 or later): the operator creates a PodGroup for each incarnation of a group and "
+            "sets the pods' scheduler. `kueue`: pods carry the labels of a plain pod group. `kubernetes`: Kubernetes' "
+            "own PodGroup (1.37 or later), which the cluster must have enabled. Required."
         )
     )
     queue: Annotated[str | None, AfterValidator(_queue)] = Field(
@@ -65,8 +64,8 @@ class GangSpec(SpecBase):
         max_length=63,
         json_schema_extra={"pattern": CLASS_NAME_PATTERN},
         description=(
-            "Queue of the scheduler that the groups count in; for Kueue a LocalQueue of the namespace. Required with "
-            "`kueue` and `kai`. Default with `volcano`: its own default queue. Not with `kubernetes`."
+            "Queue of the scheduler; a LocalQueue of the namespace for Kueue. Required with `kueue` and `kai`. "
+            "Default with `volcano`: its default queue. Not allowed with `kubernetes`."
         ),
     )
 

@@ -7,7 +7,6 @@ from pydantic import AfterValidator, Field
 from stageline_api.resource.base import SpecBase, check_pattern
 from stageline_api.resource.placing.gang import GangSpec
 from stageline_api.resource.placing.tls import TlsSpec
-from stageline_api.resource.placing.transport import StageTransport
 from stageline_api.resource.pods.pod import EnvVars
 
 INTERFACE_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,15}$"
@@ -34,30 +33,30 @@ class PlacementSpec(SpecBase):
     spread: Literal["Required", "Preferred", "None"] = Field(
         default="Preferred",
         description=(
-            "Whether no two stages of a group share a `topologyKey`: `Required` leaves a stage pending rather than "
-            "let it share, `Preferred` (default) shares where it must, `None` leaves it to the scheduler."
+            "Whether stages of a group may share a `topologyKey` domain. `Required`: no, a stage stays pending "
+            "instead. `Preferred` (default): only if there is no other node. `None`: the scheduler decides."
         ),
     )
     topology_key: Annotated[str, AfterValidator(_topology_key)] = Field(
         default=HOSTNAME_KEY,
         max_length=253,
         json_schema_extra={"pattern": TOPOLOGY_KEY_PATTERN},
-        description="Node label that `spread` is about. Default `kubernetes.io/hostname`: one stage on a node.",
+        description="Node label that `spread` uses. Default `kubernetes.io/hostname`: one stage on a node.",
     )
     colocate: Annotated[str | None, AfterValidator(_topology_key)] = Field(
         default=None,
         max_length=253,
         json_schema_extra={"pattern": TOPOLOGY_KEY_PATTERN},
         description=(
-            "Node label whose value all stages of a group must share, such as `topology.kubernetes.io/zone` or a "
-            "rack's, since hidden states cross between them at every step. By default they may be anywhere."
+            "Node label that must be equal for all stages of a group, such as `topology.kubernetes.io/zone`; hidden "
+            "states cross between stages at every step. Default: none."
         ),
     )
     gang: GangSpec | None = Field(
         default=None,
         description=(
-            "A scheduler that places all stages of a group at once, which the cluster must have. Default: the "
-            "scheduler places pod by pod, and the operator gives back what a group holds in vain."
+            "Gang scheduler that places all stages of a group at once. The cluster must have it. Default: pods are "
+            "scheduled one by one, and the operator releases the nodes of a group that is only partly placed."
         ),
     )
 
@@ -70,16 +69,8 @@ class NetworkSpec(SpecBase):
         max_length=15,
         json_schema_extra={"pattern": INTERFACE_PATTERN},
         description=(
-            "Network interface that activations take, such as `eth1`; NCCL and Gloo are told too. Default: the one "
-            "with the pod's address."
-        ),
-    )
-    transport: StageTransport = Field(
-        default="auto",
-        description=(
-            "What carries hidden states and sampled tokens between stages: `auto` (default) takes NCCL where each "
-            "stage has a device of its own, and else the runtime's own TCP connections; `gloo` takes torch's gloo, "
-            "from GPUs through host memory."
+            "Network interface for activations, such as `eth1`; NCCL and vLLM's Gloo use it too. Default: the "
+            "interface of the pod's address."
         ),
     )
     rdma_resource: Annotated[str | None, AfterValidator(_resource)] = Field(
@@ -87,17 +78,17 @@ class NetworkSpec(SpecBase):
         max_length=253,
         json_schema_extra={"pattern": r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"},
         description=(
-            "Extended resource of an RDMA device, such as `rdma/hca`: each stage gets one, and the IPC_LOCK "
-            "capability, which restricted pod security forbids. Default: none."
+            "Extended resource of an RDMA device, such as `rdma/hca`. Each stage gets one, and the IPC_LOCK "
+            "capability, which the restricted Pod Security profile forbids. Default: none."
         ),
     )
     tls: TlsSpec | None = Field(
         default=None,
         description=(
-            "Mutual TLS between the model's pods: plans, tokens and hidden states never cross the network in clear. "
-            "Tensors then go by TCP, between GPUs too. Default: what crosses between pods is in clear."
+            "Mutual TLS between the model's pods for plans, tokens and hidden states. Tensors then use TCP, between "
+            "GPUs too. Default: no encryption between pods."
         ),
     )
     env: EnvVars = Field(
-        default=(), description="Environment variables for the `stage` containers alone, such as NCCL's. Default: none."
+        default=(), description=("Environment variables of the `stage` containers only, such as NCCL's. Default: none.")
     )

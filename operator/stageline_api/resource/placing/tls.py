@@ -26,7 +26,7 @@ class TlsSpec(SpecBase):
 
     secret_name: ClassName = Field(
         description=(
-            "Secret of the model's namespace with `tls.crt`, `tls.key` and `ca.crt`, as cert-manager writes them. The "
+            "Secret in the model's namespace with `tls.crt`, `tls.key` and `ca.crt`, as cert-manager writes them. The "
             "certificate must be for the DNS name `<model>-stages.<namespace>.svc`. Required."
         ),
     )

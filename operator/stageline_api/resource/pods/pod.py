@@ -63,14 +63,14 @@ class ResourcesSpec(SpecBase):
     requests: dict[ShortText, Quantity] = Field(
         default={},
         max_length=16,
-        description="What a stage asks of its node, by resource name, as in `cpu: 4, memory: 8Gi`. Default: nothing.",
+        description="Requests by resource name, as in `cpu: 4, memory: 8Gi`. Default: none.",
     )
     limits: dict[ShortText, Quantity] = Field(
         default={},
         max_length=16,
         description=(
-            "What a stage may use at most, by resource name. Default: no limit. Devices such as `nvidia.com/gpu` "
-            "belong here; a memory limit below weights plus KV cache ends in an out-of-memory kill."
+            "Limits by resource name, including devices such as `nvidia.com/gpu`. A memory limit below weights plus "
+            "KV cache ends in an out-of-memory kill. Default: none."
         ),
     )
 
@@ -78,20 +78,20 @@ class ResourcesSpec(SpecBase):
 class TolerationSpec(SpecBase):
     """A node taint that stage pods put up with, as in Kubernetes' own tolerations."""
 
-    key: ShortText | None = Field(default=None, description="Key of the taint. By default any key, with `Exists`.")
+    key: ShortText | None = Field(default=None, description="Key of the taint. Default: any key, with `Exists`.")
     operator: Literal["Equal", "Exists"] = Field(
         default="Equal",
-        description="How the key is compared: `Equal` (default) also compares `value`, `Exists` does not.",
+        description="`Equal` (default) also compares `value`; `Exists` does not.",
     )
-    value: ShortText | None = Field(default=None, description="Value of the taint, for `Equal`. By default empty.")
+    value: ShortText | None = Field(default=None, description="Value of the taint, for `Equal`. Default: empty.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint. By default any effect."
+        default=None, description="Effect of the taint. Default: any effect."
     )
     toleration_seconds: int | None = Field(
         default=None,
         ge=0,
         le=2_147_483_647,
-        description="How long a pod stays after a `NoExecute` taint appears, in seconds. By default for ever.",
+        description="Seconds that a pod stays after a `NoExecute` taint appears. Default: unlimited.",
     )
 
 
@@ -99,10 +99,8 @@ class KeySelector(SpecBase):
     """A key of a Secret or a ConfigMap."""
 
     name: ClassName = Field(description="Name of the object, in the model's namespace. Required.")
-    key: ShortText = Field(description="Key in it. Required.")
-    optional: bool = Field(
-        default=False, description="Whether pods start without it where it isn't there. Default false."
-    )
+    key: ShortText = Field(description="Key in the object. Required.")
+    optional: bool = Field(default=False, description="Whether pods start without it if it is missing. Default false.")
 
 
 class FieldSelector(SpecBase):
@@ -117,8 +115,10 @@ class ResourceFieldSelector(SpecBase):
     """An amount that a container of the pod asks for or may use."""
 
     resource: ShortText = Field(description="Such as `limits.memory`. Required.")
-    container_name: ShortText | None = Field(default=None, description="Of which container. Default: the one itself.")
-    divisor: Quantity | None = Field(default=None, description='In units of this, such as "1Mi". Default: 1.')
+    container_name: ShortText | None = Field(
+        default=None, description=("Container to read. Default: the container of the variable.")
+    )
+    divisor: Quantity | None = Field(default=None, description='Unit of the value, such as "1Mi". Default: 1.')
 
 
 _ONE_VALUE_RULE: Final = "give exactly one of secretKeyRef, configMapKeyRef, fieldRef and resourceFieldRef"
@@ -133,7 +133,7 @@ class EnvSource(SpecBase):
     config_map_key_ref: KeySelector | None = Field(default=None, description="A key of a ConfigMap.")
     field_ref: FieldSelector | None = Field(default=None, description="A field of the pod.")
     resource_field_ref: ResourceFieldSelector | None = Field(
-        default=None, description="An amount of `cpu`, `memory` or `ephemeral-storage` of a container."
+        default=None, description="A container's amount of `cpu`, `memory` or `ephemeral-storage`."
     )
 
     @model_validator(mode="after")
@@ -156,14 +156,14 @@ class EnvVar(SpecBase):
             cel(f"!self.startsWith('STAGELINE_') && !(self in [{_RESERVED_LIST}])", RESERVED_RULE),
             pattern=ENV_NAME_PATTERN,
         ),
-        description="Name of the variable; names of the pod contract (STAGELINE_*, MASTER_ADDR, RANK …) are refused.",
+        description="Name of the variable. Names that Stageline sets (STAGELINE_*, MASTER_ADDR, RANK …) are refused.",
     )
     value: str = Field(
-        default="", max_length=32_768, description="Its value, as it is. Default empty. Not a place for secrets."
+        default="", max_length=32_768, description="Literal value. Default: empty. Don't put secrets here."
     )
     value_from: EnvSource | None = Field(
         default=None,
-        description="Where its value comes from, in place of `value`: a Secret, a ConfigMap, the pod itself.",
+        description="Source of the value in place of `value`: a Secret, a ConfigMap or the pod.",
     )
 
     @model_validator(mode="after")
@@ -184,7 +184,7 @@ class ImagePullSecret(SpecBase):
 
     name: ClassName = Field(
         description=(
-            "Name of a Secret of type `kubernetes.io/dockerconfigjson` in the model's namespace, each once. Required."
+            "Name of a Secret of type `kubernetes.io/dockerconfigjson` in the model's namespace. Required, unique."
         )
     )
 
@@ -206,21 +206,20 @@ class StageSpec(SpecBase):
         max_length=9,
         json_schema_extra={"pattern": LAYERS_PATTERN},
         description=(
-            "Layers this stage holds, as `first-last` counted from zero with both ends included. By default the engine "
-            "cuts. When one stage gives layers every stage must; together they are every layer of the model once, in "
-            "order, starting at 0."
+            "Layers of this stage, as `first-last` from 0, both included. Default: the engine cuts. Set it for every "
+            "stage or for none; together they must be every layer once, in order."
         ),
     )
     resources: ResourcesSpec | None = Field(
-        default=None, description="Resources of this stage, in place of `template.resources`."
+        default=None, description="Resources of this stage, replacing `template.resources`."
     )
     node_selector: dict[ShortText, ShortText] = Field(
         default={},
         max_length=32,
-        description="Node labels this stage needs besides those of `template.nodeSelector`; the same key wins here.",
+        description="Node labels for this stage, merged over `template.nodeSelector`.",
     )
     tolerations: Annotated[tuple[TolerationSpec, ...], Field(strict=False)] = Field(
-        default=(), max_length=32, description="Taints this stage tolerates besides those of `template.tolerations`."
+        default=(), max_length=32, description="Tolerations of this stage, added to `template.tolerations`."
     )
 
     @property

@@ -73,12 +73,12 @@ class AffinitySpec(SpecBase):
     """Kubernetes' own affinity rules, passed on as they are."""
 
     node_affinity: RawObject | None = Field(
-        default=None, description="Rules about nodes, as in a pod's `affinity.nodeAffinity`. Default: none."
+        default=None, description="As a pod's `affinity.nodeAffinity`. Default: none."
     )
     pod_affinity: RawObject | None = Field(
-        default=None, description="Pods to be near to, as in a pod's `affinity.podAffinity`. Default: none."
+        default=None, description="As a pod's `affinity.podAffinity`. Default: none."
     )
     pod_anti_affinity: RawObject | None = Field(
         default=None,
-        description="Pods to be far from, as in a pod's `affinity.podAntiAffinity`, besides `placement.spread`.",
+        description="As a pod's `affinity.podAntiAffinity`, in addition to `placement.spread`. Default: none.",
     )

@@ -68,25 +68,25 @@ class VolumeSpec(SpecBase):
             cel(f"!(self in [{', '.join(repr(each) for each in sorted(RESERVED_VOLUMES))}])", RESERVED_NAME_RULE),
             pattern=VOLUME_NAME_PATTERN,
         ),
-        description="Name of the volume, each once. Required.",
+        description="Name of the volume. Required, unique.",
     )
     mount_path: Annotated[str, AfterValidator(check_mount_path)] = Field(
         max_length=1024,
         json_schema_extra=cel_extra(cel(_path_cel(), _RESERVED_PATH_RULE), pattern="^/"),
         description="Absolute path in the containers. Required.",
     )
-    read_only: bool = Field(default=True, description="Whether the containers may only read it. Default true.")
-    claim_name: ClassName | None = Field(default=None, description="PersistentVolumeClaim that holds it.")
+    read_only: bool = Field(default=True, description="Whether the mount is read-only. Default true.")
+    claim_name: ClassName | None = Field(default=None, description="PersistentVolumeClaim to mount.")
     host_path: Annotated[str | None, AfterValidator(check_absolute_path)] = Field(
         default=None,
         max_length=1024,
         json_schema_extra={"pattern": "^/"},
-        description="Directory of the node. A namespace that enforces restricted pod security refuses it.",
+        description="Directory of the node. The restricted Pod Security profile forbids it.",
     )
-    config_map_name: ClassName | None = Field(default=None, description="ConfigMap whose keys are its files.")
-    secret_name: ClassName | None = Field(default=None, description="Secret whose keys are its files.")
+    config_map_name: ClassName | None = Field(default=None, description="ConfigMap to mount.")
+    secret_name: ClassName | None = Field(default=None, description="Secret to mount.")
     empty_dir_size_limit: Quantity | None = Field(
-        default=None, description='An empty directory that ends with the pod and may grow to this, such as "10Gi".'
+        default=None, description='Size limit of an emptyDir, such as "10Gi".'
     )
 
     @model_validator(mode="after")
@@ -113,17 +113,15 @@ class SecurityContextSpec(SpecBase):
 
     run_as_non_root: bool = Field(default=True, description="Whether root is refused. Default true.")
     run_as_user: int = Field(
-        default=10001, ge=0, le=2_147_483_647, description="User id. Default 10001, the images' own."
+        default=10001, ge=0, le=2_147_483_647, description="User ID. Default 10001, the user of the images."
     )
-    run_as_group: int = Field(default=10001, ge=0, le=2_147_483_647, description="Group id. Default 10001.")
-    fs_group: int = Field(
-        default=10001, ge=0, le=2_147_483_647, description="Group that volumes are made writable for. Default 10001."
-    )
+    run_as_group: int = Field(default=10001, ge=0, le=2_147_483_647, description="Group ID. Default 10001.")
+    fs_group: int = Field(default=10001, ge=0, le=2_147_483_647, description="Group that owns volumes. Default 10001.")
     supplemental_groups: Annotated[tuple[Annotated[int, Field(ge=1, le=2_147_483_647)], ...], Field(strict=False)] = (
         Field(
             default=(),
             max_length=16,
-            description="Further groups of the processes, such as that of a device. Default none.",
+            description="Further groups of the processes, such as a device's. Default: none.",
         )
     )
 
@@ -149,7 +147,7 @@ class TemplateSpec(SpecBase):
         default=None,
         min_length=1,
         max_length=512,
-        description="Container image of the stages. Default: the image that the operator was installed with.",
+        description="Image of the stages. Default: the operator's default runtime image.",
     )
     image_pull_secrets: Annotated[
         tuple[ImagePullSecret, ...], Field(strict=False), AfterValidator(unique_pull_secrets)
@@ -157,65 +155,65 @@ class TemplateSpec(SpecBase):
         default=(),
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
-        description="Secrets with which nodes pull the images of stage pods, each by its `name`. Default: none.",
+        description="Secrets for pulling the images of stage pods. Default: none.",
     )
     resources: ResourcesSpec = Field(
         default=ResourcesSpec(),
-        description="Requests and limits of each stage, unless `stages[].resources` says other.",
+        description="Requests and limits of each stage, unless `stages[].resources` is set.",
     )
     engine_resources: ResourcesSpec | None = Field(
         default=None,
         description=(
-            "Requests and limits of the `engine` container beside stage 0. Default: nothing, or where the stage names "
-            "an amount of `cpu`, `memory` or `ephemeral-storage` (a quota then wants it of every container) a limit of "
-            "`2`, `2Gi` or `1Gi` and a request of `250m`, `512Mi` or `256Mi`."
+            "Requests and limits of the `engine` container beside stage 0. Default: none. For each of `cpu`, `memory` "
+            "and `ephemeral-storage` that the stage sets (a quota then requires it of every container): limits of "
+            "`2`, `2Gi`, `1Gi` and requests of `250m`, `512Mi`, `256Mi`."
         ),
     )
     prepare_resources: ResourcesSpec | None = Field(
         default=None,
         description=(
             "Requests and limits of the `prepare` init container. Default: the stage's `cpu`, `memory` and "
-            "`ephemeral-storage`, which cost the pod nothing, since it runs before the stage."
+            "`ephemeral-storage`; this costs nothing extra, as it runs before the stage."
         ),
     )
     shared_memory_size: Quantity = Field(
         default="1Gi",
         description=(
-            "How far /dev/shm may grow, through which NCCL talks within a node. It counts as memory of the pod. "
-            'Default "1Gi".'
+            'Size limit of /dev/shm, which NCCL uses within a node. Counts as memory of the pod. Default "1Gi".'
         ),
     )
     env: EnvVars = Field(
         default=(),
         description=(
-            "Environment variables for every container of the stages, by name and value. With engine `vllm`, those "
-            "that the operator decides (`VLLM_HOST_IP`, `VLLM_API_KEY` …) are refused by name. Default: none."
+            "Environment variables of every container of the stages. With engine `vllm`, variables that the operator "
+            "sets (`VLLM_HOST_IP`, `VLLM_API_KEY` …) are refused. Default: none."
         ),
     )
     service_account_name: ClassName | None = Field(
         default=None,
         description=(
-            "ServiceAccount of the pods, for what a cloud or an image registry grants to it. Its token is not mounted. "
-            "Default: the namespace's `default`."
+            "ServiceAccount of the pods, for grants of a cloud or a registry. Its token is not mounted. Default: "
+            "`default`."
         ),
     )
     pod_template: RawObject = Field(
         default={},
         description=(
-            "Whatever else of Kubernetes' pod API the pods shall have, laid over them as a patch: `metadata` with "
-            "labels and annotations, and `spec`, such as `hostNetwork`, `topologySpreadConstraints`, `resourceClaims`, "
-            "`dnsConfig`, init containers, volumes, or by their names the containers `stage`, `engine` and `prepare`. "
-            "Placeholders as in labels. What the group works by, or has a field here, is refused. Default: none."
+            "Patch of the pod template for all other fields of Kubernetes' pod API: `metadata` labels and "
+            "annotations, and `spec`, such as `hostNetwork`, `topologySpreadConstraints`, `resourceClaims`, "
+            "`dnsConfig`, init containers, volumes, and Stageline's containers by name (`stage`, `engine`, `prepare`, "
+            "`vllm-files`). Placeholders work as in labels. Fields that the operator manages or that exist in this "
+            "spec are refused. Default: none."
         ),
     )
     node_selector: dict[ShortText, ShortText] = Field(
-        default={}, max_length=32, description="Labels a node must have to run a stage. Default: any node."
+        default={}, max_length=32, description="Labels that a node must have. Default: any node."
     )
     affinity: AffinitySpec = Field(
-        default=AffinitySpec(), description="Kubernetes' own affinity rules, besides those of `placement`."
+        default=AffinitySpec(), description="Kubernetes affinity rules, in addition to `placement`."
     )
     tolerations: Annotated[tuple[TolerationSpec, ...], Field(strict=False)] = Field(
-        default=(), max_length=32, description="Taints of nodes that stages put up with. Default: none."
+        default=(), max_length=32, description="Tolerations of the pods. Default: none."
     )
     volumes: Annotated[tuple[VolumeSpec, ...], Field(strict=False), AfterValidator(unique_volumes)] = Field(
         default=(),
@@ -224,41 +222,40 @@ class TemplateSpec(SpecBase):
         description="Volumes mounted into every container of the stages. Default: none.",
     )
     security_context: SecurityContextSpec = Field(
-        default=SecurityContextSpec(), description="Who the stages run as. By default a user who is not root."
+        default=SecurityContextSpec(),
+        description=("User and groups of the stages. By default a user that is not root."),
     )
     priority_class_name: ClassName | None = Field(
         default=None, description="Priority class of the pods. Default: the cluster's default."
     )
     scheduler_name: ClassName | None = Field(
-        default=None, description="Scheduler that places the pods, such as `volcano`. Default: the cluster's own."
+        default=None, description="Scheduler of the pods, such as `volcano`. Default: the cluster's own."
     )
     runtime_class_name: ClassName | None = Field(
         default=None,
         description=(
-            "Runtime class of the pods, such as `nvidia`. Default: the one the operator was installed with for GPUs, "
-            "where `engine.device` is `cuda`, otherwise the node's default."
+            "Runtime class of the pods, such as `nvidia`. Default: the chart's `gpu.runtimeClassName` for stages with "
+            "`engine.device: cuda` or an NVIDIA resource in `resources` (unless `engine.device` is `cpu`), otherwise "
+            "the node's default."
         ),
     )
     labels: Labels = Field(
         default={},
         description=(
-            "Labels for every stage pod, for schedulers such as Kueue. In a value `$(MODEL)`, `$(GROUP)`, "
-            "`$(INCARNATION)`, `$(STAGE)` and `$(STAGES)` stand for the pod's own. Default: none."
+            "Labels of every stage pod. In values, `$(MODEL)`, `$(GROUP)`, `$(INCARNATION)`, `$(STAGE)` and "
+            "`$(STAGES)` are replaced by the pod's own. Default: none."
         ),
     )
     annotations: Annotations = Field(
         default={},
-        description=(
-            "Annotations for every stage pod, with the same placeholders as labels: "
-            "`scheduling.k8s.io/group-name: $(MODEL)-$(GROUP)-$(INCARNATION)`. Default: none."
-        ),
+        description="Annotations of every stage pod, with the same placeholders as labels. Default: none.",
     )
     termination_grace_period_seconds: int | None = Field(
         default=None,
         ge=1,
         le=86_400,
         description=(
-            "How long a pod may take to end before it is killed, in seconds. Default: `timeouts.drainSeconds` plus 15; "
-            "less than `timeouts.drainSeconds` is refused, as it would cut answers off. Between 1 and 86400."
+            "Seconds that a pod may take to end before it is killed. At least `timeouts.drainSeconds`, or answers "
+            "would be cut off. Default: `timeouts.drainSeconds` plus 15. Between 1 and 86400."
         ),
     )

@@ -72,13 +72,15 @@ class LoraAdapterSpec(SpecBase):
         min_length=1,
         max_length=128,
         json_schema_extra={"pattern": SERVED_NAME_PATTERN},
-        description="Name that clients put in a request's `model` to be answered with this adapter. Required.",
+        description="Name that clients use as `model` for this adapter. Required.",
     )
     path: Annotated[str, AfterValidator(check_absolute_path)] = Field(
         min_length=1,
         max_length=1024,
         json_schema_extra={"pattern": "^/"},
-        description="Absolute path of the adapter's directory in the containers: on a volume of `template.volumes`.",
+        description=(
+            "Absolute path of the adapter's directory in the containers, on a volume of `template.volumes`. Required."
+        ),
     )
 
 
@@ -88,8 +90,8 @@ class EngineSpec(SpecBase):
     name: Literal["stageline", "vllm"] = Field(
         default="stageline",
         description=(
-            "Engine that runs the model: `stageline`, the own runtime, or `vllm`, vLLM's pipeline with one of its "
-            "nodes in each stage pod (docs/which-engine.md). Changing it is an ordinary rollout. Default `stageline`."
+            "`stageline`, the own runtime, or `vllm`: vLLM's pipeline, with one vLLM node in each stage pod "
+            "(docs/engines.md). Changing it is an ordinary rollout. Default `stageline`."
         ),
     )
     image: Annotated[str | None, AfterValidator(_image)] = Field(
@@ -97,9 +99,9 @@ class EngineSpec(SpecBase):
         min_length=1,
         max_length=512,
         description=(
-            "Image of the `stage` containers alone, for `vllm`: vLLM's own works unchanged (`vllm/vllm-openai`), for "
-            "what Stageline needs there is put on a volume by an init container. Default: `template.image`, which "
-            "then holds vLLM and Stageline, else the image that the chart's `vllm.image` names."
+            "Image of the `stage` containers, for `vllm` only. `vllm/vllm-openai` works unchanged: an init container "
+            "adds Stageline's files. Default: `template.image`, which must then hold vLLM and Stageline, otherwise "
+            "the chart's `vllm.image`."
         ),
     )
     extra_args: Annotated[tuple[VllmArgument, ...], Field(strict=False)] = Field(
@@ -109,24 +111,24 @@ class EngineSpec(SpecBase):
             cel(f"!self.exists(word, word.matches('{vllm_arguments.owned_pattern()}'))", _ARGUMENT_RULE)
         ),
         description=(
-            "Words that are added to `vllm serve`, for `vllm` only: quantisation, memory, kernels. What the operator "
-            "decides or another field says is refused by name. Default: none; at most 48, of up to 1024 characters."
+            "Arguments added to `vllm serve`, for `vllm` only: quantization, memory, kernels. Arguments that the "
+            "operator or another field sets are refused. Default: none; at most 48, each up to 1024 characters."
         ),
     )
     lora_adapters: Annotated[tuple[LoraAdapterSpec, ...], Field(strict=False)] = Field(
         default=(),
         max_length=MOST_ADAPTERS,
         description=(
-            "LoRA adapters that are loaded beside the model and answer to names of their own, for `vllm` only. "
-            "Default: none; at most 16."
+            "LoRA adapters that are served as models with their own names, for `vllm` only. Default: none; at most 16."
         ),
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description=(
-            "Number format of weights, activations and KV cache. Default `auto`, the model's own; on CPUs `stageline` "
-            "widens float16 to float32, as products of many rows take four times as long in it. `float32` doubles the "
-            "memory of a bfloat16 model and keeps greedy answers the same whatever the number of stages."
+            "Number format of weights, activations and KV cache. Default `auto`: the model's own. On CPUs `stageline` "
+            "uses float32 instead of float16, and instead of bfloat16 if the CPU lacks bfloat16 units (avx512_bf16, "
+            "amx_bf16, ARM bf16); the stages' status shows the format and why. `float32` doubles the memory of a "
+            "bfloat16 model and makes greedy answers independent of the number of stages."
         ),
     )
     max_model_len: int | None = Field(
@@ -134,8 +136,8 @@ class EngineSpec(SpecBase):
         ge=1,
         le=16_777_216,
         description=(
-            "Longest prompt plus output, in tokens. Default: the model's context length, which it may not exceed. "
-            "A smaller value needs less KV cache. Between 1 and 16777216."
+            "Maximum prompt plus output, in tokens. A smaller value needs less KV cache. Default: the model's context "
+            "length, which it may not exceed. Between 1 and 16777216."
         ),
     )
     max_num_seqs: int = Field(
@@ -143,9 +145,8 @@ class EngineSpec(SpecBase):
         ge=1,
         le=1024,
         description=(
-            "Most requests a group works on at once; more wait in its queue. They are spread over as many cohorts as "
-            "there are stages, the same number to each, which is rounded down; fewer than `parallelism.pipeline` count "
-            "as that many. Default 16, between 1 and 1024."
+            "Maximum running requests of a group; more wait in its queue. They are divided over as many microbatches "
+            "as there are stages. Default 16, between 1 and 1024."
         ),
     )
     max_num_batched_tokens: int = Field(
@@ -153,52 +154,49 @@ class EngineSpec(SpecBase):
         ge=1,
         le=65_536,
         description=(
-            "Most tokens one step may carry; a longer prompt is read in chunks over several steps. A larger value "
-            "reads long prompts faster and makes running answers wait longer. Default 512, between 1 and 65536, and at "
-            "least `maxNumSeqs`: with less, some requests would never get a token into a step."
+            "Maximum tokens of one step; longer prompts are prefilled in chunks. A larger value prefills faster and "
+            "delays running answers. Default 512, between 1 and 65536, and at least `maxNumSeqs`."
         ),
     )
     prefix_cache: bool = Field(
         default=True,
         description=(
-            "Whether a request begins with keys and values that an earlier one left in the cache, where their first "
-            "tokens are the same (a shared system prompt, the turns of a chat). It answers sooner and says the same. "
-            "Requests of all clients share the cache: who can time answers can tell whether a beginning was asked for "
-            "before, unless that was under a `cache_salt`. Default true."
+            "Whether requests reuse the KV cache of earlier requests with the same prefix. Answers do not change. All "
+            "clients share the cache: a client that measures latency can infer that a prefix was used before, unless "
+            "requests set `cache_salt`. Default true."
         ),
     )
     generation_config: Literal["model", "none"] = Field(
         default="model",
         description=(
-            "What a request that gives no temperature, top_p, top_k, min_p, repetition_penalty or max_tokens gets: "
-            "`model`, what the model's `generation_config.json` says (`max_new_tokens` for `max_tokens`), as vLLM's "
-            "`--generation-config auto`; `none`, a temperature of 1 and nothing else. Default `model`."
+            "Default sampling parameters of requests that don't set them. `model`: those of the model's "
+            "`generation_config.json`, as vLLM's `--generation-config auto`. `none`: temperature 1. Default `model`."
         ),
     )
     graphs: Literal["auto", "off", "piecewise", "full"] = Field(
         default="auto",
         description=(
-            "How much of a step runs as a captured graph, which on CPU means compiled by torch.compile: `full` whole "
-            "layers when every row is a decode and as `piecewise` otherwise, `piecewise` all but attention, `off` "
-            "nothing. Compiling takes tens of seconds at a first start and needs a C++ compiler in the image. Default "
-            "`auto`, which on CPU is `off`: its own kernel is as fast there and starts at once."
+            "CUDA graph capture. `full`: whole layers for decode steps, `piecewise` for others. `piecewise`: all but "
+            "attention. `off`: none. Default `auto`: `full` if all stages have a device (mixtures of experts: only "
+            "bfloat16 on sm_90 or sm_100), otherwise `off`. If a stage can't capture, `piecewise` and `full` end the "
+            "group with BadConfig."
         ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description=(
-            "What the stages compute on. Default `auto`: a CUDA device in a container that has one (ask for it by "
-            "`resources`, `nvidia.com/gpu: 1`), otherwise the CPU. `cuda` asks for `nvidia.com/gpu` by itself, unless "
-            "`resources` name one of NVIDIA's devices; a stage without a device then ends with BadConfig. What "
-            "of the CUDA path has run on a GPU is in docs/gpu.md."
+            "Device of the stages. Default `auto`: CUDA if the container has a device (request `nvidia.com/gpu` in "
+            "`resources`), otherwise the CPU. `cuda` requests `nvidia.com/gpu` itself, unless `resources` name an "
+            "NVIDIA device; a stage without a device then ends with BadConfig. docs/gpu.md shows which parts have run "
+            "on GPUs."
         ),
     )
     speculative: SpeculativeSpec | None = Field(
         default=None,
         description=(
-            "Drafts of the next tokens, verified in one step where decoding takes one step for each. Answers stay what "
-            "they are without (in float32 token for token); those that copy from their prompt come faster, most of all "
-            "with fewer requests than stages. Default: no drafts."
+            "Speculative decoding: several drafted tokens are verified in one step. Answers do not change (in float32 "
+            "token for token). It helps most for answers that copy from their prompt and with fewer requests than "
+            "stages. Default: off."
         ),
     )
     seed: int = Field(
@@ -206,8 +204,8 @@ class EngineSpec(SpecBase):
         ge=0,
         le=2_147_483_647,
         description=(
-            "Base seed of the group's own random choices; a request's `seed` decides its sampling noise. "
-            "Default 0, between 0 and 2147483647."
+            "Base seed of the group's random choices; a request's `seed` decides its own sampling. Default 0, between "
+            "0 and 2147483647."
         ),
     )
 
@@ -220,8 +218,8 @@ class ParallelismSpec(SpecBase):
         ge=1,
         le=MOST_STAGES,
         description=(
-            "Number of stages that the model's layers are cut into; each stage is one pod. Default 1, between 1 and "
-            "64, and at most the model's number of layers. With `stages` given, its length must equal this."
+            "Number of stages; each is one pod. At most the model's number of layers. If `stages` is set, its length "
+            "must equal this. Default 1, between 1 and 64."
         ),
     )
     tensor: int = Field(
@@ -229,11 +227,10 @@ class ParallelismSpec(SpecBase):
         ge=1,
         le=MOST_RANKS,
         description=(
-            "Number of ranks that share each layer of a stage. Under `stageline` they are processes of one pod, on the "
-            "CPUs that its limit gives all of them together, or with a device each (docs/tensor-ranks.md); it must "
-            "divide the model's heads, query and KV, and its sizes, and mixtures of experts take 1. Under `vllm` they "
-            "are devices. `nvidia.com/gpu` in limits, where there is one, must be this number. Default 1, between 1 "
-            "and 8."
+            "Tensor parallelism: number of ranks that share each layer of a stage (docs/parallelism.md). Under "
+            "`stageline` ranks are processes of one pod, on its CPUs or with one GPU each; the number must divide the "
+            "model's heads and sizes, and mixtures of experts take 1. Under `vllm` ranks are GPUs. A limit of "
+            "`nvidia.com/gpu` must equal it. Default 1, between 1 and 8."
         ),
     )
     expert: int = Field(
@@ -241,10 +238,10 @@ class ParallelismSpec(SpecBase):
         ge=1,
         le=MOST_RANKS,
         description=(
-            "Number of ranks among which the experts in each layer of a stage are divided, for mixtures of experts "
-            "under `stageline`: processes of one pod, each with all else of the layers and requests of its own "
-            "(docs/expert-ranks.md). It must divide the model's number of experts, and `tensor` must be 1 beside it. "
-            "`nvidia.com/gpu` in limits, where there is one, must be this number. Default 1, between 1 and 8."
+            "Expert parallelism under `stageline`: number of ranks that divide the experts of each layer "
+            "(docs/parallelism.md). Ranks are processes of one pod, each with all other weights and its own requests. "
+            "Must divide the number of experts; `tensor` must be 1. A limit of `nvidia.com/gpu` must equal it. "
+            "Default 1, between 1 and 8."
         ),
     )
 

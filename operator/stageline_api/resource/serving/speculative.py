@@ -43,9 +43,9 @@ class DraftSpec(SpecBase):
             )
         ),
         description=(
-            "Where the draft model comes from: `file:///dir` (a directory on every node, or of a volume of "
-            "`template.volumes`), `hf://org/name[@revision]` or `pypi://distribution==version/file.gguf`, as in "
-            "`model.source`. A small model with the same vocabulary; the last stage holds all of it. Required."
+            "Source of the draft model: `file:///dir`, `hf://org/name[@revision]` or "
+            "`pypi://distribution==version/file.gguf`. It must have the same vocabulary; the last stage holds all of "
+            "it. Required."
         ),
     )
 
@@ -59,20 +59,20 @@ class SpeculativeSpec(SpecBase):
 
     method: Literal["lookup", "draft"] = Field(
         description=(
-            "Where drafts come from. Required: `lookup`, what followed the same few tokens before, in the request's "
-            "own prompt and output; or `draft`, a small model on the last stage."
+            "Source of drafts. `lookup`: n-grams of the request's prompt and output. `draft`: a small model on the "
+            "last stage. Required."
         ),
     )
     draft: DraftSpec | None = Field(
-        default=None, description="The model that drafts. Required by method `draft`, and only for it."
+        default=None, description="The draft model. Required with method `draft`, not allowed otherwise."
     )
     tokens: int = Field(
         default=SpeculativeConfig.model_fields["tokens"].default,
         ge=1,
         le=16,
         description=(
-            "Most drafts of one row. How many a row carries up to this adapts to how many hold. Default 15: with the "
-            "newest token they make 16, a size that steps are padded to anyway. Between 1 and 16."
+            "Maximum drafted tokens of one row; the actual number adapts to the acceptance rate. Default 15, between "
+            "1 and 16."
         ),
     )
     min_match: int = Field(
@@ -80,9 +80,8 @@ class SpeculativeSpec(SpecBase):
         ge=1,
         le=8,
         description=(
-            "Fewest tokens at the end of what is known that must have been seen before for a draft. Fewer find more "
-            "drafts, and more wrong ones; what follows one token is judged apart from what follows several. Only for "
-            "`lookup`. Default 1, between 1 and 8."
+            "Minimum n-gram length of `lookup`. Shorter n-grams give more drafts, and more wrong ones. Default 1, "
+            "between 1 and 8."
         ),
     )
     recent_answers: int = Field(
@@ -90,9 +89,8 @@ class SpeculativeSpec(SpecBase):
         ge=0,
         le=64,
         description=(
-            "How many answers that have ended are kept to copy from, besides the request's own tokens: answers to "
-            "prompts that begin with the same 16 tokens, under the same `cache_salt`. Only for `lookup`. Default 0, "
-            "none; between 0 and 64."
+            "Finished answers that `lookup` also searches: answers to prompts with the same first 16 tokens and the "
+            "same `cache_salt`. Default 0, between 0 and 64."
         ),
     )
 

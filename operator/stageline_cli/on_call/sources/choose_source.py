@@ -27,12 +27,12 @@ CLUSTER_OPTIONS: Final = (
 """Which cluster, as kubectl has them."""
 _OPTIONS: Final = (
     click.option("--local", is_flag=True, help="Ask the `stageline up` of this machine."),
-    click.option("--cluster", is_flag=True, help="Ask a cluster, even when something is up on this machine."),
+    click.option("--cluster", is_flag=True, help="Ask a cluster, even if a model is up on this machine."),
     click.option(
         "--state-dir", type=click.Path(path_type=Path), help="As given to `up`. Default: ~/.local/state/stageline."
     ),
     *CLUSTER_OPTIONS,
-    click.option("-A", "--all-namespaces", is_flag=True, help="Look into all namespaces."),
+    click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces."),
     click.option(
         "--reach",
         type=click.Choice(["proxy", "direct"]),

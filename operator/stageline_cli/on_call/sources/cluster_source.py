@@ -4,7 +4,7 @@
 (from inside). Without the rights or the network for that, the objects alone still give most facts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -14,14 +14,16 @@ import httpx
 from stageline_api import env, labels, ports
 from stageline_api.errors import UserError
 from stageline_cli.on_call.sources.cluster_pieces import cluster_pieces
-from stageline_cli.on_call.sources.pod_proxy import PodProxy
 from stageline_cli.on_call.sources.source import Endpoint, Manifest, ModelObjects, Piece
 from stageline_kubernetes.errors import ApiError
-from stageline_kubernetes.reader import ApiServer
+from stageline_kubernetes.reader import TIMEOUT_SECONDS, ApiServer
 
 GROUP_PATH: Final = "/apis/stageline.dev/v1alpha1"
 GATEWAYS: Final = f"{labels.APP_NAME}=stageline,{labels.APP_COMPONENT}=gateway"
 _PAGE: Final = "500"
+PodOf = Callable[[str], tuple[str, str] | None]
+"""(namespace, name) of the pod with an address; None when it is not known."""
+_HTTP_DEFAULT_PORT: Final = 80
 
 
 class Reach(StrEnum):
@@ -29,6 +31,32 @@ class Reach(StrEnum):
     """Through the API server; needs the right `get` on `pods/proxy`."""
     DIRECT = "direct"
     """At their own addresses; for inside the cluster."""
+
+
+class PodProxy(httpx.BaseTransport):
+    """Reaches pods through the API server (`pods/proxy`), so that a laptop needs no network route into the cluster.
+
+    A request for `http://<pod IP>:<port>/<path>` goes to the API server's proxy of that pod.
+    """
+
+    def __init__(self, api: ApiServer, pod_of: PodOf) -> None:
+        self._api = api
+        self._pod_of = pod_of
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send one GET. Raises `httpx.ConnectError` for an unknown address, or when the API server refuses."""
+        pod = self._pod_of(request.url.host)
+        if pod is None:
+            raise httpx.ConnectError(f"no pod has the address {request.url.host}", request=request)
+        namespace, name = pod
+        port = request.url.port or _HTTP_DEFAULT_PORT
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy{request.url.raw_path.decode()}"
+        try:
+            # The API server itself would wait half a minute for a pod that it can't reach.
+            limit_seconds = request.extensions.get("timeout", {}).get("read") or TIMEOUT_SECONDS
+            return httpx.Response(200, content=self._api.get(path, timeout_seconds=limit_seconds), request=request)
+        except ApiError as error:
+            raise httpx.ConnectError(f"through the API server: {error}", request=request) from error
 
 
 class ClusterSource:

@@ -17,16 +17,13 @@ CHART_FILE: Final = Path(__file__).parents[4] / "charts" / "stageline" / "files"
 def workload_rules() -> list[dict[str, Any]]:
     """Rules wherever PipelineModels are served: in a ClusterRole, or in a Role of each namespace served."""
     granted = (each for each in RESOURCES if each not in (NODE, LEASE))
-    # A role knows no versions: several of one kind are one rule.
-    rules = list({(each.group, each.plural): _rule(each) for each in granted}.values())
+    rules = [_rule(each) for each in granted]
     group = pipeline_model.GROUP
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/status", ("get", "patch")))
     # `spec.autoscaling`: the number of groups and nothing else of what a person wrote.
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/scale", ("patch",)))
     # Where the API server enforces it, only who may set a finalizer may block an owner's deletion.
     rules.append(_raw_rule(group, f"{pipeline_model.PLURAL}/finalizers", ("update",)))
-    # Whose a model is that names the Lease of another installation.
-    rules.append(_raw_rule(LEASE.group, LEASE.plural, ("get",)))
     return rules
 
 

@@ -7,8 +7,7 @@ from typing import Any, Final, NamedTuple
 from stageline_api import labels
 from stageline_api.resource import pipeline_model
 from stageline_kubernetes.resources import ApiResource
-from stageline_operator.planner.objects.native_gang import KIND_OF_API
-from stageline_operator.planner.types import NATIVE_GROUP, kind_of
+from stageline_operator.planner.types import NATIVE_GROUP
 
 OWNED_SELECTOR: Final = f"{labels.APP_MANAGED_BY}=stageline-operator"
 """Label selector of everything that belongs to a PipelineModel."""
@@ -70,18 +69,9 @@ VOLCANO_POD_GROUP: Final = Resource(
 KAI_POD_GROUP: Final = Resource(
     "PodGroup.scheduling.run.ai", "scheduling.run.ai", "v2alpha2", "podgroups", _APPLIED_UNWATCHED
 )
-NATIVE_GANGS: Final[Mapping[str, Resource]] = {
-    api: Resource(
-        kind_of({"kind": kind, "apiVersion": api}),
-        NATIVE_GROUP,
-        api.rpartition("/")[2],
-        f"{kind.lower()}s",
-        _APPLIED_UNWATCHED,
-    )
-    for api, kind in KIND_OF_API.items()
-}
-"""Kubernetes' own, by `apiVersion`, the one to prefer first."""
-POD_GROUPS: Final = (VOLCANO_POD_GROUP, KAI_POD_GROUP, *NATIVE_GANGS.values())
+NATIVE_POD_GROUP: Final = Resource(f"PodGroup.{NATIVE_GROUP}", NATIVE_GROUP, "v1beta1", "podgroups", _APPLIED_UNWATCHED)
+POD_GROUPS: Final = {"volcano": VOLCANO_POD_GROUP, "kai": KAI_POD_GROUP, "kubernetes": NATIVE_POD_GROUP}
+"""By `placement.gang.scheduler`."""
 EVENT: Final = Resource("Event", "events.k8s.io", "v1", "events", ("list", "create", "patch"))
 LEASE: Final = Resource("Lease", "coordination.k8s.io", "v1", "leases", ("get", "create", "update"))
 
@@ -94,7 +84,7 @@ RESOURCES: Final[tuple[Resource, ...]] = (
     CACHE_CLAIM,
     DISRUPTION_BUDGET,
     NETWORK_POLICY,
-    *POD_GROUPS,
+    *POD_GROUPS.values(),
     NODE,
     EVENT,
     LEASE,
@@ -102,6 +92,17 @@ RESOURCES: Final[tuple[Resource, ...]] = (
 RESOURCE_OF_KIND: Final[Mapping[str, Resource]] = {each.kind: each for each in RESOURCES}
 """By kind as `planner.types.kind_of` tells it."""
 WATCHED: Final = tuple(each for each in RESOURCES if each.is_watched)
+
+
+class Place(NamedTuple):
+    """One kind in one namespace; the empty namespace stands for all of them, and for none with nodes."""
+
+    resource: Resource
+    namespace: str
+
+    def __str__(self) -> str:
+        name = self.resource.plural + (f".{self.resource.group}" if self.resource.group else "")
+        return f"{name} in namespace {self.namespace}" if self.namespace else name
 
 
 def id_of(kind: str, manifest: Mapping[str, Any]) -> ObjectId:

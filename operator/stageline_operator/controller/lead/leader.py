@@ -3,19 +3,16 @@
 `check` guards every write. It refuses once the last renewal is too old, whatever the event loop was doing meanwhile,
 so a replica that was cut off or frozen has stopped acting before another may start. Clocks of two machines need not
 agree: a replica takes a lease only after it has itself seen no renewal for as long as the lease lasts.
-
-An annotation of the lease says which namespaces its holder serves, for other installations (`claims`).
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stageline_api import labels
 from stageline_kubernetes.client import KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import LEASE
@@ -58,12 +55,8 @@ class NotLeadingError(Exception):
 class Leadership:
     """This replica's part in the election. `api` must be its own, so that no other request delays a renewal."""
 
-    def __init__(
-        self, api: KubeApi, name: LeaseName, times: LeaseTimes, identity: str, namespaces: Sequence[str] = ()
-    ) -> None:
-        """`namespaces`: those that are served; none for all."""
+    def __init__(self, api: KubeApi, name: LeaseName, times: LeaseTimes, identity: str) -> None:
         self._api = api
-        self._namespaces = tuple(namespaces)
         self._name = name
         self._times = times
         self._identity = identity
@@ -79,12 +72,17 @@ class Leadership:
         if not self.is_leading:
             raise NotLeadingError(f"{what}: not the leader")
 
-    async def run(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """Compete until cancelled; while leading, `lead` runs, and it is cancelled when the lease is lost."""
+    async def run(self, lead: Callable[[], Awaitable[None]], can_act: Callable[[], bool] = lambda: True) -> None:
+        """Compete until cancelled; while leading, `lead` runs, and it is cancelled when the lease is lost.
+
+        A replica that can't act leaves the lease to others, and gives it up when it holds it.
+        """
         try:
             while True:
-                if await self._try():
-                    await self._lead(lead)
+                if can_act() and await self._try():
+                    await self._lead(lead, can_act)
+                    if not can_act():
+                        await self.release()
                 await asyncio.sleep(self._times.retry_seconds)
         finally:
             self._leads_until = 0.0
@@ -118,11 +116,11 @@ class Leadership:
             return False
         return True
 
-    async def _lead(self, lead: Callable[[], Awaitable[None]]) -> None:
+    async def _lead(self, lead: Callable[[], Awaitable[None]], can_act: Callable[[], bool]) -> None:
         _log.info("leading as %s", self._identity)
         acting = asyncio.ensure_future(lead())
         try:
-            while self.is_leading and not acting.done():
+            while self.is_leading and can_act() and not acting.done():
                 await asyncio.wait({acting}, timeout=self._times.retry_seconds)
                 await self._try()
         finally:
@@ -130,7 +128,8 @@ class Leadership:
             await asyncio.gather(acting, return_exceptions=True)
         if not acting.cancelled() and (error := acting.exception()) is not None:
             raise error
-        _log.warning("not leading any more: the lease could not be renewed in time or was taken")
+        why = "the lease could not be renewed in time or was taken" if can_act() else "nothing can be served"
+        _log.warning("not leading any more: %s", why)
 
     async def _try(self) -> bool:
         """Take or renew the lease; returns whether this replica leads now."""
@@ -158,7 +157,7 @@ class Leadership:
             return False
         before = None if self._seen is None else self._seen.manifest
         wall = datetime.now(UTC)
-        manifest = lease_manifest(self._name, self._identity, self._times, wall, before, self._namespaces)
+        manifest = lease_manifest(self._name, self._identity, self._times, wall, before)
         if before is None:
             written = await self._api.create(LEASE, manifest, {})
         else:
@@ -190,34 +189,24 @@ def lease_manifest(
     times: LeaseTimes,
     wall: datetime,
     before: Mapping[str, Any] | None,
-    namespaces: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The lease held by `identity`, which serves `namespaces`, over the version `before` (None: there is none yet)."""
+    """The lease held by `identity`, over the version `before` (None: there is none yet)."""
     spec = dict((before or {}).get("spec", {}))
     moment = wall.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     if spec.get("holderIdentity") != identity:
         spec["acquireTime"] = moment
         spec["leaseTransitions"] = int(spec.get("leaseTransitions") or 0) + (1 if before else 0)
     spec |= {"holderIdentity": identity, "renewTime": moment, "leaseDurationSeconds": round(times.duration_seconds)}
-    return _manifest(name, spec, before, ",".join(sorted(namespaces)))
+    return _manifest(name, spec, before)
 
 
 def released_manifest(name: LeaseName, before: Mapping[str, Any]) -> dict[str, Any]:
     spec = dict(before["spec"]) | {"holderIdentity": "", "leaseDurationSeconds": 1}
-    return _manifest(name, spec, before, ",".join(sorted(served_namespaces(before))))
+    return _manifest(name, spec, before)
 
 
-def served_namespaces(lease: Mapping[str, Any]) -> frozenset[str]:
-    """Those that the holder of a lease serves; none for all."""
-    told = (lease["metadata"].get("annotations") or {}).get(labels.SERVED_NAMESPACES, "")
-    return frozenset(name for name in str(told).split(",") if name)
-
-
-def _manifest(
-    name: LeaseName, spec: Mapping[str, Any], before: Mapping[str, Any] | None, namespaces: str
-) -> dict[str, Any]:
+def _manifest(name: LeaseName, spec: Mapping[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": name.name, "namespace": name.namespace}
-    metadata["annotations"] = {labels.SERVED_NAMESPACES: namespaces}
     if before is not None:
         metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
     return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": metadata, "spec": dict(spec)}

@@ -9,9 +9,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
 
-import httpx
 from pydantic import ValidationError
 
 from stageline_api.conditions import EventReason
@@ -20,19 +20,21 @@ from stageline_api.resource.life.autoscaling import AutoscalingSpec
 from stageline_kubernetes.client import JSON_PATCH, KubeApi
 from stageline_kubernetes.errors import ApiError
 from stageline_operator.controller.client.resources import PIPELINE_MODEL, ModelKey
-from stageline_operator.controller.lead.claims import Claims
 from stageline_operator.controller.lead.leader import NotLeadingError
 from stageline_operator.controller.loop.event_recorder import EventRecorder
-from stageline_operator.controller.settings import FIELD_MANAGER
-from stageline_operator.controller.view.engine_loads import engine_loads
-from stageline_operator.controller.view.missing_rights import FORBIDDEN
+from stageline_operator.controller.loop.refusals import Refusals
+from stageline_operator.controller.settings import FIELD_MANAGER, OperatorSettings
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import recorded_status
+from stageline_operator.controller.view.pod_poller import PodPoller
 from stageline_operator.planner.autoscaling import Scaling, Surplus, decide
 from stageline_operator.planner.types import GroupPhase, PlannedEvent
 
 _LOOK_SECONDS: Final = 5.0
 _MODELS_AT_ONCE: Final = 16
+_SCALE: Final = ("scale",)
+_TEST_FAILED: Final = 422
+"""How a JSON patch is answered whose test fails."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,24 +42,27 @@ _log = logging.getLogger(__name__)
 class Autoscaler:
     """One for all models. Belongs to one event loop."""
 
-    def __init__(self, api: KubeApi, cache: ObjectCache, events: EventRecorder, claims: Claims) -> None:
+    def __init__(
+        self, settings: OperatorSettings, api: KubeApi, cache: ObjectCache, events: EventRecorder, poller: PodPoller
+    ) -> None:
+        self._poller = poller
+        self._settings = settings
         self._api = api
         self._cache = cache
         self._events = events
-        self._claims = claims
         self._surplus: dict[ModelKey, Surplus] = {}
+        self._refusals = Refusals()
 
     async def run(self) -> None:
         """Look at all models every few seconds, until cancelled."""
-        async with httpx.AsyncClient(trust_env=False) as client:
-            while True:
-                scaled = dict(self._scaled_models())
-                self._surplus = {key: each for key, each in self._surplus.items() if key in scaled}
-                waiting = list(scaled.items())
-                for start in range(0, len(waiting), _MODELS_AT_ONCE):
-                    batch = waiting[start : start + _MODELS_AT_ONCE]
-                    await asyncio.gather(*(self._look_at(client, key, spec) for key, spec in batch))
-                await asyncio.sleep(_LOOK_SECONDS)
+        while True:
+            scaled = dict(self._scaled_models())
+            self._surplus = {key: each for key, each in self._surplus.items() if key in scaled}
+            waiting = list(scaled.items())
+            for start in range(0, len(waiting), _MODELS_AT_ONCE):
+                batch = waiting[start : start + _MODELS_AT_ONCE]
+                await asyncio.gather(*(self._look_at(key, spec) for key, spec in batch))
+            await asyncio.sleep(_LOOK_SECONDS)
 
     def _scaled_models(self) -> Iterator[tuple[ModelKey, AutoscalingSpec]]:
         """Models that are to be scaled and that this operator acts on."""
@@ -65,21 +70,21 @@ class Autoscaler:
             spec = manifest.get("spec") or {}
             if "autoscaling" not in spec or spec.get("suspend") or manifest["metadata"].get("deletionTimestamp"):
                 continue
-            if recorded_status(manifest).operator != self._claims.own:
+            if recorded_status(manifest).operator != self._settings.claim:
                 continue
             try:
-                given = AutoscalingSpec.model_validate(spec["autoscaling"])
+                given = AutoscalingSpec.read_accepted(spec["autoscaling"])
             except ValidationError:
                 continue  # the pass over the model says so in its status
             yield ModelKey(identity.namespace, identity.name), given
 
-    async def _look_at(self, client: httpx.AsyncClient, key: ModelKey, spec: AutoscalingSpec) -> None:
+    async def _look_at(self, key: ModelKey, spec: AutoscalingSpec) -> None:
         manifest = self._cache.model(key)
         if manifest is None:
             return
         groups = recorded_status(manifest).groups
         ready = {group.index: group.incarnation for group in groups if group.phase == GroupPhase.READY}
-        loads = await engine_loads(client, self._cache, key, ready)
+        loads = await self._poller.loads(key, ready)
         replicas = int(manifest["spec"].get("replicas", 1))
         decided = decide(spec, replicas, len(ready), loads, self._surplus.pop(key, None), time.monotonic())
         if decided.surplus is not None:
@@ -97,13 +102,17 @@ class Autoscaler:
         try:
             await self._api.patch(PIPELINE_MODEL, path, patch, JSON_PATCH, {"fieldManager": FIELD_MANAGER})
         except ApiError as error:
-            # Somebody else scaled it, or it is gone: the next look decides anew. All else is worth a line.
             _log.warning("replicas stay %d: %s", replicas, error, extra={"namespace": key.namespace, "model": key.name})
-            if error.status in FORBIDDEN:
-                words = f"replicas stay {replicas}, since the operator's role lacks a right: {error}"
+            # Somebody else scaled it, or it is gone: the next look decides anew.
+            if error.is_not_found or error.is_conflict or error.status == _TEST_FAILED:
+                return
+            now = datetime.now(UTC)
+            if self._refusals.note(key, _SCALE, key.name, error, now).is_told(now):
+                words = f"replicas stay {replicas}, since the API server does not take {decided.replicas}: {error}"
                 self._events.record(manifest, PlannedEvent("Warning", EventReason.SCALE_REFUSED, words))
         except NotLeadingError:
             _log.info("replicas stay %d: not leading any more", replicas)
         else:
+            self._refusals.made(key, _SCALE)
             said = f"replicas {replicas} -> {decided.replicas}: {decided.why}"
             self._events.record(manifest, PlannedEvent("Normal", EventReason.SCALED, said))

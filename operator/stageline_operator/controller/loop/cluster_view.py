@@ -1,103 +1,230 @@
-"""Keeps the cache in step with the cluster, by watch events and by full lists.
+"""Everything that is watched: what of it can be read, how fresh it is, and the cache that follows from it.
 
-kopf does not tell what was deleted while a stream was broken, and such an object would stay in the cache for ever. So
-every resource is listed when watching starts, soon after kopf itself had to list again, and every few minutes.
+Each kind in each namespace is a place with a reflector of its own. A place that can't be listed or watched hinders no
+other: it is left out and noted in `Unreadable`, and asked for again until it can be. PipelineModels are listed by their
+reflector and watched by kopf, which reports to the same place. A namespace whose PipelineModels may not be listed any
+more, as when it was deleted with its Role, is forgotten.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from stageline_api import labels
-from stageline_kubernetes.client import KubeApi
+from stageline_kubernetes.client import KubeApi, Listing
 from stageline_kubernetes.errors import ApiError
+from stageline_kubernetes.reflector import FIRST_RETRY_SECONDS, Reflector
 from stageline_operator.controller.client.resources import (
     NODE,
     PIPELINE_MODEL,
     POD,
+    RESOURCE_OF_KIND,
+    WATCHED,
     ModelKey,
-    Resource,
+    Place,
 )
 from stageline_operator.controller.settings import OperatorSettings
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
 from stageline_operator.controller.view.gang_view import GangView
 from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import node_losses
+from stageline_operator.controller.view.unreadable import FORBIDDEN, Unreadable
 
-_SETTLE_SECONDS: Final = 1.0
-_FIRST_RETRY_SECONDS: Final = 1.0
-_LONGEST_RETRY_SECONDS: Final = 15.0
+_PATIENCE_SECONDS: Final = 15.0
+"""How long lists may fail for passing reasons before the others go on without what they ask for."""
+_FRESH_SECONDS: Final = 20.0
+"""How long a new leader waits for lists before it looks after what it has seen."""
+_LISTED_PATIENCE_SECONDS: Final = 120.0
+"""The same for what was listed before: its watch may still tell of changes."""
+_LISTS_AT_ONCE: Final = 16
+_FORGIVEN_SECONDS: Final = 30.0
+"""How long a watch may be away before this replica is not ready: longer than the longest wait before another try."""
+NOT_LISTED: Final = "the cluster has not been listed yet"
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass
+class Feed:
+    """One place, as the observer of what watches it. Times are of the loop's clock."""
+
+    place: Place
+    view: "ClusterView"
+    heard_at: float | None = None
+    """The last sign of life of a watch, or the last list; None before the first list."""
+    failing_since: float | None = None
+    broken_since: float | None = -math.inf
+    """None while it is watched; -inf until it has been."""
+
+    @property
+    def is_only_listed(self) -> bool:
+        """Whether its reflector only lists, and kopf watches."""
+        return self.place.resource is PIPELINE_MODEL
+
+    def listed(self, listing: Listing) -> None:
+        self.view.take_list(self, listing)
+
+    def heard(self, events: Sequence[Mapping[str, Any]]) -> None:
+        self.view.take_events(self, events)
+
+    def failed(self, error: ApiError) -> None:
+        if not self.is_only_listed:
+            self.note_broken()
+        self.view.note_failure(self, error)
+
+    def watch_failed(self, error: ApiError) -> None:
+        """kopf's watch of the place has ended."""
+        self.note_broken()
+        self.view.note_failure(self, error)
+
+    def note_broken(self) -> None:
+        self.broken_since = asyncio.get_running_loop().time() if self.broken_since is None else self.broken_since
+
+
 class ClusterView:
-    """Feeds the cache, and knows whether every resource has been listed."""
+    """Feeds the cache, and knows what could be listed. `on_change` is called with models to look at again."""
 
     def __init__(
         self,
         api: KubeApi,
         cache: ObjectCache,
-        resources: Sequence[Resource],
         settings: OperatorSettings,
         metrics: OperatorMetrics,
         gangs: GangView,
+        unreadable: Unreadable,
+        on_change: Callable[[ModelKey], None],
     ) -> None:
         self._api = api
         self._cache = cache
-        self.resources = tuple(resources)
         self._namespaces = settings.namespaces or ("",)
         self._relist_seconds = settings.relist_seconds
         self._metrics = metrics
         self._gangs = gangs
-        self._heard_at: dict[str, float] = {}
-        self._wanted: dict[Resource, float] = {}
-        """Resources to list again, and when."""
-        self._woken = asyncio.Event()
-        self._listed: set[Resource] = set()
-        self.synced = asyncio.Event()
-        """Set once every resource has been listed."""
+        self._unreadable = unreadable
+        self._on_change = on_change
+        places = [Place(each, name) for each in WATCHED for name in (self._namespaces if each.namespaced else ("",))]
+        self._feeds = {place: Feed(place, self) for place in places}
+        slots = asyncio.Semaphore(_LISTS_AT_ONCE)
+        self._reflectors = {place: self._reflector(feed, slots) for place, feed in self._feeds.items()}
+        self._verdict = asyncio.Event()
+
+    def models(self) -> list[tuple[Feed, Callable[[], None]]]:
+        """Of each namespace served: its PipelineModels, which kopf watches, and what lists them anew."""
+        places = [Place(PIPELINE_MODEL, name) for name in self._namespaces]
+        return [(self._feeds[place], self._reflectors[place].relist) for place in places]
+
+    async def next_verdict(self) -> None:
+        """Wait until what can be read has changed."""
+        await self._verdict.wait()
 
     @property
     def watches_nodes(self) -> bool:
-        return NODE in self.resources
+        return self._is_readable(Place(NODE, ""))
+
+    @property
+    def serves(self) -> bool:
+        """Whether the models and pods of some namespace can be read."""
+        return any(all(map(self._is_readable, _needed(each))) for each in self._namespaces)
+
+    def problem(self) -> str:
+        """Why this replica can't act; empty when it can."""
+        if not all(self._is_judged(place) for place in self._feeds):
+            return NOT_LISTED
+        if self.serves:
+            return self._unwatched()
+        reasons = (self._unreadable.why(each) for name in self._namespaces for each in _needed(name))
+        return f"nothing can be served: {next(filter(None, reasons), '')}"
+
+    def _unwatched(self) -> str:
+        """Which watch is away for too long: changes would be heard of minutes late."""
+        now = asyncio.get_running_loop().time()
+        away = [(feed.broken_since, place) for place, feed in self._feeds.items() if feed.broken_since is not None]
+        late = [each for each in away if now - each[0] > _FORGIVEN_SECONDS and self._is_readable(each[1])]
+        if not late:
+            return ""
+        since, place = min(late, key=lambda each: each[0])
+        how_long = "has not begun" if since == -math.inf else f"has not run for {now - since:.0f} s"
+        others = f", nor {len(late) - 1} more" if len(late) > 1 else ""
+        return f"the watch of {place} {how_long}{others}; the log says why"
+
+    def missing(self, namespace: str, kinds: Iterable[str]) -> str:
+        """What of these kinds can't be seen in a namespace; empty when all can. Kinds that aren't watched count too."""
+        for kind in kinds:
+            if why := self._unreadable.needed_for(namespace, [kind]):
+                return why
+            for where in (namespace, ""):
+                place = Place(RESOURCE_OF_KIND[kind], where)
+                if place in self._feeds and not self._is_judged(place):
+                    return f"{place} have not been listed yet"
+        return ""
 
     def ages_seconds(self) -> dict[str, float]:
-        """Seconds since the last event or list of each resource, by plural."""
+        """By plural: seconds since the last list or sign of life of a watch; of several namespaces the longest."""
+        now, ages = asyncio.get_running_loop().time(), dict[str, float]()
+        for place, feed in self._feeds.items():
+            if feed.heard_at is not None and self._is_readable(place):
+                plural = place.resource.plural
+                ages[plural] = max(now - feed.heard_at, ages.get(plural, 0.0))
+        return ages
+
+    def take_list(self, feed: Feed, listing: Listing) -> None:
+        """Put a list in place of what was known."""
+        resource, is_first = feed.place.resource, feed.heard_at is None
+        wrong = self._cache.replace(resource.kind, feed.place.namespace, listing.items, listing.version)
+        if not is_first and self._is_readable(feed.place) and wrong:
+            _log.info("a full list of %s corrected %d objects", resource.plural, wrong)
+            self._metrics.corrections.labels(resource.plural).inc(wrong)
+        feed.heard_at, feed.failing_since = asyncio.get_running_loop().time(), None
+        self._note_readable(feed, is_first)
+
+    def take_events(self, feed: Feed, events: Sequence[Mapping[str, Any]]) -> None:
+        """What a watch that is open brings."""
+        for event in events:
+            take = self._cache.remove if event["type"] == "DELETED" else self._cache.put
+            take(feed.place.resource.kind, event["object"])
+        feed.broken_since = feed.failing_since = None
+        if feed.heard_at is not None:
+            feed.heard_at = asyncio.get_running_loop().time()
+        self._note_readable(feed, False)
+
+    def _note_readable(self, feed: Feed, is_first: bool) -> None:
+        """A place that was left out is back once it is listed and watched."""
+        is_back = feed.broken_since is None and self._unreadable.clear(feed.place)
+        if is_back:
+            _log.info("%s can be listed and watched again", feed.place)
+        if is_back or is_first:
+            self._wake_models(feed.place.namespace)
+            self._tell_verdict()
+
+    def note_failure(self, feed: Feed, error: ApiError) -> None:
+        """A list or a watch failed: wait for a while if that may pass, then go on without the place."""
         now = asyncio.get_running_loop().time()
-        return {plural: now - heard_at for plural, heard_at in self._heard_at.items()}
-
-    def watching_started(self) -> None:
-        """kopf starts anew: events since its end are lost, so everything must be listed."""
-        for resource in self.resources:
-            self._want(resource, _SETTLE_SECONDS)
-
-    def take_event(self, resource: Resource, kind: str | None, manifest: dict[str, Any]) -> None:
-        """One event of a watch; `kind` None is an object of a list that kopf made."""
-        self._heard_at[resource.plural] = asyncio.get_running_loop().time()
-        if kind == "DELETED":
-            self._cache.remove(resource.kind, manifest)
-            return
-        self._cache.put(resource.kind, manifest)
-        if kind is None and resource in self._listed:
-            self._want(resource, _SETTLE_SECONDS)
+        feed.failing_since = now if feed.failing_since is None else feed.failing_since
+        patience = _PATIENCE_SECONDS if feed.heard_at is None else _LISTED_PATIENCE_SECONDS
+        may_pass = error.is_passing or error.is_expired  # a list may be too slow for its first page
+        if may_pass:
+            _log.warning("trying again: %s", error)
+        if not may_pass or now - feed.failing_since >= patience:
+            self._leave_out(feed.place, error)
 
     async def run(self) -> None:
-        """List what must be listed, until cancelled."""
-        for resource in self.resources:
-            self._want(resource, 0.0)
-        while True:
-            now = asyncio.get_running_loop().time()
-            for resource in [resource for resource, at in self._wanted.items() if at <= now]:
-                await self._list_patiently(resource)
-            await self._sleep_until_wanted()
+        """List and watch, until cancelled."""
+        await asyncio.gather(*(each.run() for each in self._reflectors.values()))
 
     async def list_everything(self) -> None:
-        """List every resource now, waiting for as long as the API server is out."""
-        for resource in self.resources:
-            await self._list_patiently(resource)
+        """List every place now, waiting a while for an API server that is out, or for what it doesn't answer."""
+        looks = {asyncio.ensure_future(self._look(each)) for each in self._feeds.values()}
+        try:
+            ended, _ = await asyncio.wait(looks, timeout=_FRESH_SECONDS)
+            await asyncio.gather(*ended)
+        finally:
+            for look in looks:
+                look.cancel()
+            await asyncio.gather(*looks, return_exceptions=True)
 
     async def look_at_model(self, key: ModelKey) -> None:
         """Read one model, its pods, the PodGroups it asks for, and those of its nodes that seem lost, as they are now.
@@ -121,7 +248,8 @@ class ClusterView:
         try:
             self._cache.put(NODE.kind, await self._api.get(NODE, "", name))
         except ApiError as error:
-            if not error.is_not_found:
+            # The next list of nodes finds that the right to see them is gone.
+            if not error.is_not_found and error.status not in FORBIDDEN:
                 raise
 
     async def look_at_status(self, key: ModelKey) -> None:
@@ -135,43 +263,49 @@ class ClusterView:
             if (known := self._cache.model(key)) is not None:
                 self._cache.remove(PIPELINE_MODEL.kind, known)
 
-    async def _list_patiently(self, resource: Resource) -> None:
-        retry_seconds = _FIRST_RETRY_SECONDS
+    def _reflector(self, feed: Feed, slots: asyncio.Semaphore) -> Reflector:
+        resource, namespace = feed.place
+        what = (self._api, resource, namespace, resource.selector, feed, self._relist_seconds)
+        return Reflector(*what, watches=not feed.is_only_listed, list_slots=slots)
+
+    async def _look(self, feed: Feed) -> None:
+        """List one place, again for a while where that fails for passing reasons."""
+        began = asyncio.get_running_loop().time()
         while True:
             try:
-                return await self._list(resource)
+                await self._reflectors[feed.place].list()
             except ApiError as error:
-                wait_seconds = max(retry_seconds, error.retry_after_seconds or 0.0)
-                _log.warning("trying again in %g s: %s", wait_seconds, error)
-            await asyncio.sleep(wait_seconds)
-            retry_seconds = min(_LONGEST_RETRY_SECONDS, retry_seconds * 2)
+                feed.failed(error)
+                if not error.is_passing or asyncio.get_running_loop().time() - began >= _PATIENCE_SECONDS:
+                    return
+                await asyncio.sleep(max(FIRST_RETRY_SECONDS, error.retry_after_seconds or 0.0))
+            else:
+                return
 
-    async def _list(self, resource: Resource) -> None:
-        namespaces = self._namespaces if resource.namespaced else ("",)
-        wrong = 0
-        for namespace in namespaces:
-            listing = await self._api.list(resource, namespace, resource.selector)
-            wrong += self._cache.replace(resource.kind, namespace, listing.items, listing.version)
-        if resource in self._listed and wrong:
-            _log.info("a full list of %s corrected %d objects", resource.plural, wrong)
-            self._metrics.corrections.labels(resource.plural).inc(wrong)
-        loop = asyncio.get_running_loop()
-        self._heard_at[resource.plural] = loop.time()
-        self._wanted[resource] = loop.time() + self._relist_seconds
-        self._listed.add(resource)
-        if len(self._listed) == len(self.resources):
-            self.synced.set()
+    def _leave_out(self, place: Place, error: ApiError) -> None:
+        if sentence := self._unreadable.note(place, error):
+            _log.log(logging.WARNING if place.resource is NODE else logging.ERROR, "left out: %s", sentence)
+            self._wake_models(place.namespace)
+            self._tell_verdict()
+        if place.resource is PIPELINE_MODEL and place.namespace and error.status in FORBIDDEN:
+            self._cache.forget_namespace(place.namespace)
 
-    def _want(self, resource: Resource, seconds: float) -> None:
-        at = asyncio.get_running_loop().time() + seconds
-        self._wanted[resource] = min(at, self._wanted.get(resource, at))
-        self._woken.set()
+    def _is_judged(self, place: Place) -> bool:
+        return self._feeds[place].heard_at is not None or bool(self._unreadable.why(place))
 
-    async def _sleep_until_wanted(self) -> None:
-        self._woken.clear()
-        seconds = min(self._wanted.values()) - asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+    def _is_readable(self, place: Place) -> bool:
+        return self._feeds[place].heard_at is not None and not self._unreadable.why(place)
+
+    def _tell_verdict(self) -> None:
+        self._verdict.set()
+        self._verdict = asyncio.Event()
+
+    def _wake_models(self, namespace: str) -> None:
+        for key in self._cache.model_keys():
+            if namespace in ("", key.namespace):
+                self._on_change(key)
+
+
+def _needed(namespace: str) -> tuple[Place, Place]:
+    """What must be read of a namespace so that any model of it can be served."""
+    return Place(PIPELINE_MODEL, namespace), Place(POD, namespace)

@@ -22,6 +22,9 @@ from stageline_operator.controller.settings import FIELD_MANAGER
 from stageline_operator.planner.types import PlannedEvent
 
 _LONGEST_NOTE: Final = 1024
+_LONGEST_NAME: Final = 128
+"""Bytes that the API server takes, of UTF-8, though its refusals call them characters."""
+_ELLIPSIS: Final = "…"
 _REMEMBERED: Final = 4096
 _WAITING: Final = 1000
 _BURST: Final = 25
@@ -113,16 +116,16 @@ def event_manifest(model: Mapping[str, Any], event: PlannedEvent, instance: str,
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "metadata": {
-            "name": f"{metadata['name']}.{hashlib.sha256(said.encode()).hexdigest()[:16]}",
+            "name": f"{metadata['name']}.{hashlib.sha256(said.encode(errors='replace')).hexdigest()[:16]}",
             "namespace": metadata["namespace"],
         },
         "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         "type": event.type,
-        "reason": event.reason,
+        "reason": cut_to_bytes(event.reason, _LONGEST_NAME),
         "action": "Reconcile",
-        "note": event.message[:_LONGEST_NOTE],
+        "note": cut_to_bytes(event.message, _LONGEST_NOTE),
         "reportingController": FIELD_MANAGER,
-        "reportingInstance": instance[:128],
+        "reportingInstance": cut_to_bytes(instance, _LONGEST_NAME),
         "regarding": {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -131,3 +134,11 @@ def event_manifest(model: Mapping[str, Any], event: PlannedEvent, instance: str,
             "uid": metadata["uid"],
         },
     }
+
+
+def cut_to_bytes(text: str, limit: int) -> str:
+    """The text, or as many whole characters of it as fit into `limit` bytes of UTF-8, an ellipsis included."""
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= limit:
+        return encoded.decode()
+    return encoded[: limit - len(_ELLIPSIS.encode())].decode(errors="ignore") + _ELLIPSIS

@@ -1,4 +1,4 @@
-"""Workers that take due models from the queue, run a pass, and report its outcome to queue, metrics and Events."""
+"""Workers that take due models from the queue, run a pass, and report its outcome to queue and metrics."""
 
 import asyncio
 import logging
@@ -8,18 +8,12 @@ from typing import Final
 
 from stageline_api.telemetry.logs import lines_about
 from stageline_kubernetes.errors import ApiError
-from stageline_operator.controller.client.object_writes import NameTakenError, StaleError
+from stageline_operator.controller.client.object_writes import StaleError
 from stageline_operator.controller.client.resources import ModelKey
 from stageline_operator.controller.lead.leader import NotLeadingError
-from stageline_operator.controller.loop.event_recorder import EventRecorder
 from stageline_operator.controller.loop.work_queue import WorkQueue
 from stageline_operator.controller.telemetry.metrics import OperatorMetrics
-from stageline_operator.controller.view.object_cache import ObjectCache
-from stageline_operator.planner.types import PlannedEvent
 
-NAME_TAKEN: Final = "NameTaken"
-WRITE_REFUSED: Final = "WriteRefused"
-_NAME_TAKEN_RETRY_SECONDS: Final = 10.0
 _NAMESPACE_ENDING_SECONDS: Final = 30.0
 
 _log = logging.getLogger(__name__)
@@ -32,14 +26,10 @@ class Workers:
         self,
         queue: WorkQueue,
         reconcile: Callable[[ModelKey], Awaitable[float | None]],
-        cache: ObjectCache,
-        events: EventRecorder,
         metrics: OperatorMetrics,
     ) -> None:
         self._queue = queue
         self._reconcile = reconcile
-        self._cache = cache
-        self._events = events
         self._metrics = metrics
         self._began: dict[ModelKey, float] = {}
         self._stopping = asyncio.Event()
@@ -92,16 +82,11 @@ class Workers:
             self._queue.fail(key)
             _log.info("observing again: %s", error)
             return "stale"
-        except NameTakenError as error:
-            self._tell(key, NAME_TAKEN, str(error))
-            return self._failed(key, "name_taken", error, _NAME_TAKEN_RETRY_SECONDS)
         except ApiError as error:
             if error.is_namespace_ending:
                 self._queue.finish(key, _NAMESPACE_ENDING_SECONDS)
                 _log.debug("%s", error)
                 return "done"
-            if not error.is_passing:
-                self._tell(key, WRITE_REFUSED, str(error))
             kind = "unavailable" if error.is_passing else "refused"
             return self._failed(key, kind, error, error.retry_after_seconds)
         except Exception as error:
@@ -115,8 +100,3 @@ class Workers:
         self._metrics.reconcile_errors.labels(key.namespace, key.name, kind).inc()
         _log.warning("trying again in %.1f s: %s", seconds, error)
         return "error"
-
-    def _tell(self, key: ModelKey, reason: str, message: str) -> None:
-        model = self._cache.model(key)
-        if model is not None:
-            self._events.record(model, PlannedEvent("Warning", reason, message))

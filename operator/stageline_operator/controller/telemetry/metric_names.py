@@ -15,37 +15,42 @@ _GROUP: Final = (*_MODEL, "group")
 
 RECONCILE_TOTAL: Final = MetricSpec(
     "stageline_operator_reconcile_total",
-    "Passes over one PipelineModel, by outcome: done, stale (another writer was first) or error.",
+    "Reconciles of one PipelineModel, by outcome: done, stale (another writer was first), error.",
     ("outcome",),
 )
 RECONCILE_ERRORS_TOTAL: Final = MetricSpec(
     "stageline_operator_reconcile_errors_total",
-    "Passes that failed and are tried again, by PipelineModel and kind of error.",
+    "Failed reconciles, by PipelineModel and kind of error.",
     (*_MODEL, "kind"),
 )
 RECONCILE_DURATION: Final = MetricSpec(
-    "stageline_operator_reconcile_duration_seconds", "Duration of one pass.", (), buckets.RECONCILE
+    "stageline_operator_reconcile_duration_seconds", "Duration of one reconcile.", (), buckets.RECONCILE
 )
-QUEUE_DEPTH: Final = MetricSpec("stageline_operator_queue_depth", "PipelineModels that are due and wait for a worker.")
+QUEUE_DEPTH: Final = MetricSpec("stageline_operator_queue_depth", "PipelineModels waiting for a worker.")
 WATCH_AGE: Final = MetricSpec(
     "stageline_operator_watch_age_seconds",
-    "Time since the last watch event or full list of a resource; it stays below the relist interval while all is well.",
+    "Time since the last sign of life of a watch or full list of a resource; normally below the relist interval.",
     ("resource",),
+)
+UNREADABLE: Final = MetricSpec(
+    "stageline_operator_unreadable",
+    "1 for each resource in each namespace (empty: all) that can't be listed; models that need it are left unchanged.",
+    ("namespace", "resource"),
 )
 RELIST_CORRECTIONS_TOTAL: Final = MetricSpec(
     "stageline_operator_relist_corrections_total",
-    "Objects that a full list showed and the watch had missed.",
+    "Objects in a full list that the watch had missed.",
     ("resource",),
 )
 API_REQUESTS_TOTAL: Final = MetricSpec(
     "stageline_operator_api_requests_total",
-    "Requests to the API server besides watches; code 0 means no answer.",
+    "Requests to the API server, of watches those that fail; code 0 means no answer.",
     ("verb", "resource", "code"),
 )
 LEADER: Final = MetricSpec("stageline_operator_leader", "1 while this replica leads, else 0.")
 GATEWAY_EXPECTED: Final = MetricSpec(
     "stageline_operator_gateway_expected",
-    "1 for each namespace for whose models a gateway is configured (--gateway-url).",
+    "1 for each namespace with a configured gateway (--gateway-url).",
     ("namespace",),
 )
 MODELS: Final = MetricSpec(
@@ -64,19 +69,19 @@ GROUP_RESTARTS_TOTAL: Final = MetricSpec(
 )
 TIME_TO_READY: Final = MetricSpec(
     "stageline_operator_group_time_to_ready_seconds",
-    "From the creation of an incarnation's first pod to its group being ready; cold if a pod had to fetch the model.",
+    "From the creation of an incarnation's first pod until its group is ready; cold if a pod had to fetch the model.",
     ("cache",),
     buckets.LIFECYCLE,
 )
 STARTUP_PHASE: Final = MetricSpec(
     "stageline_operator_group_startup_phase_seconds",
-    "The phases of that time, each until the group's last pod has ended it: schedule, pull, prepare, start.",
+    "Start phases, each until the group's last pod has finished it: schedule, pull, prepare, start.",
     ("phase", "cache"),
     buckets.LIFECYCLE,
 )
 RECOVERY: Final = MetricSpec(
     "stageline_operator_group_recovery_seconds",
-    "From the failure of a group to its next incarnation being ready, back-off included, by class of the failure.",
+    "From a group's failure until its next incarnation is ready, by failure class.",
     ("failure_class",),
     buckets.LIFECYCLE,
 )
@@ -86,14 +91,14 @@ MODEL_INFO: Final = MetricSpec(
     (*_MODEL, "model_name"),
 )
 MODEL_DESIRED_REPLICAS: Final = MetricSpec(
-    "stageline_operator_model_desired_replicas", "Groups that the spec asks for; 0 while suspended.", _MODEL
+    "stageline_operator_model_desired_replicas", "Groups that the spec wants; 0 while suspended.", _MODEL
 )
 MODEL_READY_REPLICAS: Final = MetricSpec(
-    "stageline_operator_model_ready_replicas", "Groups that answer requests, by the status on record.", _MODEL
+    "stageline_operator_model_ready_replicas", "Groups that answer requests.", _MODEL
 )
 MODEL_UPDATED_REPLICAS: Final = MetricSpec(
     "stageline_operator_model_updated_replicas",
-    "Groups made from the current template, by the status on record.",
+    "Groups of the current revision.",
     _MODEL,
 )
 MODEL_GENERATION: Final = MetricSpec(
@@ -109,27 +114,27 @@ MODEL_CONDITION: Final = MetricSpec(
 )
 GROUP_PHASE: Final = MetricSpec(
     "stageline_operator_group_phase",
-    "1 for the phase that a group is in; no sample for other phases.",
+    "1 for the current phase of a group.",
     (*_GROUP, "phase"),
 )
 GROUP_INCARNATION: Final = MetricSpec(
     "stageline_operator_group_incarnation",
-    "How often the group's pods have been made anew; 1 is the first life.",
+    "Number of times the group's pods have been created.",
     _GROUP,
 )
 GROUP_RESTARTS_LEFT: Final = MetricSpec(
     "stageline_operator_group_restarts_left",
-    "Restarts that a group has left in its window (spec.restart) before it is left down.",
+    "Restarts that a group has left in its window (spec.restart).",
     _GROUP,
 )
 GROUP_RECENT_RESTARTS: Final = MetricSpec(
     "stageline_operator_group_recent_restarts",
-    "Restarts that a group has used up within its window (spec.restart); evictions and waiting for nodes use up none.",
+    "Restarts that a group has used within its window (spec.restart).",
     _GROUP,
 )
 GROUP_LAST_FAILURE: Final = MetricSpec(
     "stageline_operator_group_last_failure_timestamp_seconds",
-    "Unix time of a group's newest failure on record, with the stage that failed first and the class of the cause.",
+    "Unix time of a group's latest failure, with the stage that failed first and the class.",
     (*_GROUP, "stage", "failure_class"),
 )
 STAGE_NOT_READY: Final = MetricSpec(
@@ -140,15 +145,15 @@ STAGE_NOT_READY: Final = MetricSpec(
 )
 LONGEST_PASS: Final = MetricSpec(
     "stageline_operator_longest_pass_seconds",
-    "How long the longest pass under way has been running; 0 while none is.",
+    "Duration of the longest running reconcile; 0 if none.",
 )
 BUILD_INFO: Final = MetricSpec("stageline_operator_build_info", "Always 1; the version is a label.", ("version",))
 
 ALL_METRICS: Final = (
-    RECONCILE_TOTAL, RECONCILE_ERRORS_TOTAL, RECONCILE_DURATION, QUEUE_DEPTH, WATCH_AGE, RELIST_CORRECTIONS_TOTAL,
-    API_REQUESTS_TOTAL, LEADER, GATEWAY_EXPECTED, MODELS, GROUPS, GROUP_FAILURES_TOTAL, GROUP_RESTARTS_TOTAL,
-    TIME_TO_READY, STARTUP_PHASE, RECOVERY, MODEL_INFO, MODEL_DESIRED_REPLICAS, MODEL_READY_REPLICAS,
-    MODEL_UPDATED_REPLICAS, MODEL_GENERATION, MODEL_OBSERVED_GENERATION, MODEL_CONDITION, GROUP_PHASE,
-    GROUP_INCARNATION, GROUP_RECENT_RESTARTS, GROUP_RESTARTS_LEFT, GROUP_LAST_FAILURE, STAGE_NOT_READY, LONGEST_PASS,
-    BUILD_INFO,
+    RECONCILE_TOTAL, RECONCILE_ERRORS_TOTAL, RECONCILE_DURATION, QUEUE_DEPTH, WATCH_AGE, UNREADABLE,
+    RELIST_CORRECTIONS_TOTAL, API_REQUESTS_TOTAL, LEADER, GATEWAY_EXPECTED, MODELS, GROUPS, GROUP_FAILURES_TOTAL,
+    GROUP_RESTARTS_TOTAL, TIME_TO_READY, STARTUP_PHASE, RECOVERY, MODEL_INFO, MODEL_DESIRED_REPLICAS,
+    MODEL_READY_REPLICAS, MODEL_UPDATED_REPLICAS, MODEL_GENERATION, MODEL_OBSERVED_GENERATION, MODEL_CONDITION,
+    GROUP_PHASE, GROUP_INCARNATION, GROUP_RECENT_RESTARTS, GROUP_RESTARTS_LEFT, GROUP_LAST_FAILURE, STAGE_NOT_READY,
+    LONGEST_PASS, BUILD_INFO,
 )  # fmt: skip

@@ -53,7 +53,7 @@ class OperatorMetrics:
             self._recovery.labels(failure_class)
 
     def count_call(self, verb: str, plural: str, status: int) -> None:
-        """Count a request to the API server; status 0 means that no answer came."""
+        """Count a request to the API server, or a watch that failed; status 0 means that no answer came."""
         self.api_requests.labels(verb, plural, str(status)).inc()
 
     def count_transition(self, namespace: str, model: str, transition: Transition) -> None:

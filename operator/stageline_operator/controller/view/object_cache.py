@@ -4,6 +4,7 @@ An older version never replaces a newer one, so the operator always sees its own
 back by a late event of the same uid. Only fields that are used are kept. Belongs to one event loop.
 """
 
+import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -14,9 +15,11 @@ from stageline_operator.controller.settings import FIELD_MANAGER
 from stageline_operator.planner.objects.field_ownership import owned_fields
 from stageline_operator.planner.observed.node_losses import Taints, is_silent
 from stageline_operator.planner.observed.observed_objects import OWNED_FIELDS
+from stageline_operator.planner.observed.observed_pod import spec_to_keep
 
 _REMEMBERED_DELETIONS: Final = 10_000
-_UNUSED_POD_SPEC: Final = frozenset({"containers", "initContainers", "volumes", "affinity", "tolerations"})
+
+_log = logging.getLogger(__name__)
 Manifest = Mapping[str, Any]
 
 
@@ -56,6 +59,8 @@ class ObjectCache:
 
     def put(self, kind: str, manifest: Manifest) -> bool:
         """Store a version; returns False for one that is older than, or the same as, the one stored."""
+        if not _is_sound(kind, manifest):
+            return False
         identity, metadata = id_of(kind, manifest), manifest["metadata"]
         known = self._objects.get(identity)
         if metadata.get("uid") in self._deleted_uids:
@@ -73,6 +78,8 @@ class ObjectCache:
 
     def remove(self, kind: str, manifest: Manifest) -> bool:
         """Drop a deleted object; the deletion of an earlier object of the same name (another uid) changes nothing."""
+        if not _is_sound(kind, manifest):
+            return False
         identity, uid = id_of(kind, manifest), manifest["metadata"].get("uid")
         if uid is not None:
             self._deleted_uids[uid] = None
@@ -93,6 +100,7 @@ class ObjectCache:
         What is known, not listed, and not newer than the list's `version` is gone. Returns how many objects were
         unknown or gone; a newer version of a known one may just be on its way.
         """
+        listed = [each for each in listed if _is_sound(kind, each)]
         names = {id_of(kind, each) for each in listed}
         unknown = names - self._objects.keys()
         for each in listed:
@@ -104,6 +112,11 @@ class ObjectCache:
             if key is None or _member_of(kind, known) == key:
                 wrong += self.remove(kind, known)
         return wrong
+
+    def forget_namespace(self, namespace: str) -> None:
+        """Drop what is known of a namespace that can't be seen any more; what still exists may be put again later."""
+        for identity in [each for each in self._objects if each.namespace == namespace]:
+            self._forget(identity)
 
     def _forget(self, identity: ObjectId) -> None:
         known = self._objects.pop(identity, None)
@@ -136,6 +149,17 @@ def _member_of(kind: str, manifest: Manifest) -> ModelKey | None:
     return None if kind in (pipeline_model.KIND, "Node") else model_key_of(manifest)
 
 
+def _is_sound(kind: str, manifest: Manifest) -> bool:
+    """Whether an object can be kept; one that can't be read affects no other."""
+    try:
+        identity = id_of(kind, manifest)
+        version_of(manifest), _member_of(kind, manifest), _kept(kind, manifest)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _log.warning("passed over a %s that can't be read: %s: %s", kind, type(error).__name__, error)
+        return False
+    return all(isinstance(each, str) for each in identity)
+
+
 def _taints(node: Manifest | None) -> set[tuple[str | None, str | None]] | None:
     """Keys and effects of a node's taints; None where there is no node."""
     if node is None:
@@ -154,14 +178,13 @@ def _kept(kind: str, manifest: Manifest) -> Manifest:
     kept["metadata"] = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     match kind.partition(".")[0]:
         case "Pod":
-            spec = manifest.get("spec", {})
-            kept["spec"] = {name: value for name, value in spec.items() if name not in _UNUSED_POD_SPEC}
+            kept["spec"] = spec_to_keep(manifest.get("spec", {}))
         case "Node":
             identity = {name: manifest["metadata"].get(name) for name in ("name", "uid", "resourceVersion")}
             kept = {"metadata": identity, "spec": {"taints": manifest.get("spec", {}).get("taints") or []}}
         case "ConfigMap":
             kept = {"metadata": kept["metadata"], "data": kept.get("data") or {}}
-        case "Service" | "PodDisruptionBudget" | "NetworkPolicy" | "PodGroup" | "Workload":
+        case "Service" | "PodDisruptionBudget" | "NetworkPolicy" | "PodGroup":
             owned = owned_fields(manifest["metadata"], FIELD_MANAGER)
             kept = {"metadata": kept["metadata"]} | ({} if owned is None else {OWNED_FIELDS: owned})
     return kept

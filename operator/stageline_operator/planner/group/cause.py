@@ -30,11 +30,10 @@ _CLASS_OF_POD_REASON: Final = {
     "Terminated": FailureClass.EVICTED,
     "NodeShutdown": FailureClass.EVICTED,
     "NodeLost": FailureClass.NODE_LOST,
-    # The kubelet refuses a pod that the scheduler placed on stale knowledge.
-    "NodeAffinity": FailureClass.UNSCHEDULABLE,
-    "UnexpectedAdmissionError": FailureClass.UNSCHEDULABLE,
 }
-"""What a kubelet says of a pod that failed as a whole; `OutOfcpu` and its like are refusals too."""
+"""Why a pod that ran was ended as a whole."""
+_MEETING: Final = frozenset({"", "connect", "handshake", "rendezvous"})
+"""Operations in which a container waits for other pods; where none is named it may have."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,8 @@ class Failure:
     rank: int | None = None
     is_silent: bool = False
     """Whether it has not ended: others waited for it in vain."""
+    operation: str = ""
+    """In which it failed, as it says itself."""
 
     @property
     def is_consequence(self) -> bool:
@@ -56,8 +57,13 @@ class Failure:
 
     @property
     def is_waiting_in_vain(self) -> bool:
-        """Whether it only says that others did not come, which a stage without a node or an image explains."""
-        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT
+        """Whether it only says that others did not come, which one that failed or has not begun explains."""
+        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT and self.operation in _MEETING
+
+    @property
+    def is_explained_by_others(self) -> bool:
+        """Whether another stage that can't start, or has not begun, may be why."""
+        return self.is_consequence or self.is_waiting_in_vain
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,9 @@ def find_cause(ends: Sequence[ContainerEnd], now: datetime) -> Failure | Settlin
     if not failures:
         return None
     candidate = _follow_waits(_follow(failures), failures)
+    if candidate.is_waiting_in_vain:
+        others = (each for each in failures if not each.is_explained_by_others)
+        candidate = next(others, candidate)
     if not candidate.is_consequence and not candidate.is_silent:
         return candidate
     # The clock of another machine may be ahead: never wait longer than the whole settling time.
@@ -155,7 +164,8 @@ def classify(end: ContainerEnd) -> Failure:
         return Failure(end, FailureClass.OOM_KILLED, None, "killed by the kernel: out of memory")
     message = _termination_message(end.message)
     if message is not None:
-        return Failure(end, message.failure_class, message.peer, message.detail, message.rank)
+        rank, operation = message.rank, message.operation
+        return Failure(end, message.failure_class, message.peer, message.detail, rank, operation=operation)
     failure_class, detail = _seen_from_outside(end)
     last_line = _last_line(end.message)
     if failure_class is FailureClass.KILLED and last_line:
@@ -180,9 +190,7 @@ def _seen_from_outside(end: ContainerEnd) -> tuple[FailureClass, str]:
     if end.reason in _CLASS_OF_POD_REASON:
         return _CLASS_OF_POD_REASON[end.reason], end.reason
     if end.exit_code is None:
-        refused = end.reason.startswith("OutOf")
-        unstarted = FailureClass.IMAGE_PULL if "Image" in end.reason else FailureClass.INTERNAL
-        return (FailureClass.UNSCHEDULABLE if refused else unstarted), end.reason
+        return (FailureClass.IMAGE_PULL if "Image" in end.reason else FailureClass.INTERNAL), end.reason
     if end.signal or end.exit_code > 128:
         return FailureClass.KILLED, f"killed by {signal_name(end.signal or end.exit_code - 128)}"
     if end.exit_code == 0:

@@ -70,7 +70,7 @@ def _end(context: Context, stage: int, reason: FailureClass, message: str) -> Co
 def restart_policy(spec: Mapping[str, Any]) -> RestartSpec:
     """The policy in a manifest's spec; the default, where another version wrote one that this one can't read."""
     try:
-        return RestartSpec.model_validate(spec.get("restart") or {})
+        return RestartSpec.read_accepted(spec.get("restart") or {})
     except ValidationError:
         return RestartSpec()
 
@@ -101,9 +101,10 @@ def decide_after_eviction(status: GroupStatus, policy: RestartSpec, now: datetim
 def is_eviction(cause: Failure, pods: Sequence[ObservedPod]) -> bool:
     """Whether somebody else ended the group: a drain, a preemption, a node that is reclaimed, a deletion by hand.
 
-    A pod that its kubelet evicts for its own use of the disk (more than an `emptyDir` allows) has no DisruptionTarget.
+    A pod that its kubelet evicts for its own use of the disk (more than an `emptyDir` allows) has no DisruptionTarget,
+    and nobody deletes it.
     """
-    disrupted = any(pod.disruption for pod in pods if pod.stage == cause.end.stage)
+    disrupted = any(pod.disruption or pod.deleting for pod in pods if pod.stage == cause.end.stage)
     return cause.failure_class is FailureClass.EVICTED and (cause.end.reason != "Evicted" or disrupted)
 
 

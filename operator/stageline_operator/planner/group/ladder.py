@@ -4,6 +4,7 @@
                           |        -> (budget spent or bad configuration) -> Failed -> (template changes) -> Replacing
                           |        -> (its turn in a rollout) -> Replacing -> Creating, incarnation + 1
                           -> (only some stages find a node) -> Waiting -> Creating, incarnation + 1
+                          -> (peers gave up on a stage that has not begun) -> Creating, the same incarnation
     any of them -> (not wanted any more) -> Draining -> gone
 
 Invariants: no pod of an incarnation is made while anything of another one may still run; an incarnation is on record
@@ -19,7 +20,7 @@ from typing import Any, Final
 from stageline_api.conditions import EventReason
 from stageline_api.failures import FailureClass
 from stageline_api.resource.life.status import FailureRecord, GroupStatus
-from stageline_operator.planner.context import Context
+from stageline_operator.planner.context import Context, default_image_of, images_to_record, vllm_images_of
 from stageline_operator.planner.group.cause import Failure, Settling, find_cause
 from stageline_operator.planner.group.failure import (
     blocked_event,
@@ -35,8 +36,15 @@ from stageline_operator.planner.group.failure import (
     spent_sentence,
 )
 from stageline_operator.planner.group.gang import held_until, keeps_its_place, next_try
-from stageline_operator.planner.group.images import default_image_of, images_to_record, vllm_images_of
 from stageline_operator.planner.group.obstacle import Obstacle, find_obstacle, find_refusal, missing_stages
+from stageline_operator.planner.group.slow_stage import (
+    is_made_again,
+    pods_to_make_again,
+    rendezvous_seconds,
+    slow_event,
+    slow_record,
+    slow_stages,
+)
 from stageline_operator.planner.group.stage_rows import stage_rows
 from stageline_operator.planner.objects import GroupIncarnation, build_stage_pod
 from stageline_operator.planner.observed.observed_pod import ObservedPod
@@ -110,24 +118,44 @@ def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[Obser
 
 
 def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
-    ends = [end for pod in pods for end in pod.ends] + ends_without_words(context, status, pods)
+    counted = [pod for pod in pods if not is_made_again(status, pod)]
+    ends = [end for pod in counted for end in pod.ends] + ends_without_words(context, status, counted)
     cause = find_cause(ends, context.now)
     obstacle = find_obstacle(context, status, pods)
+    is_explained = not isinstance(cause, Failure) or cause.is_explained_by_others
+    if obstacle is not None and obstacle.is_final and is_explained:
+        return _give_back(context, status, pods, obstacle)
     if isinstance(cause, Settling):
         return GroupStep(status, requeue_after_seconds=cause.seconds)
     if cause is not None:
-        never_started = status.phase != GroupPhase.READY
-        is_explained = cause.is_consequence or cause.is_waiting_in_vain
-        if never_started and is_explained and obstacle is not None and obstacle.blocked is not None:
-            return _give_back(context, status, pods, obstacle)
-        if never_started and cause.failure_class is FailureClass.UNSCHEDULABLE:
-            refused = next(pod for pod in pods if pod.stage == cause.end.stage)
-            return _give_back(context, status, pods, Obstacle(refused.stage, refused.blocked))
-        return _fail(context, status, pods, cause)
+        return _end(context, status, pods, cause, obstacle)
     missing = missing_stages(context, status, pods)
     if missing and find_refusal(context, status, missing) is None:
-        return _make(context, status, missing)
+        return _make(context, status, pods, missing)
     return _stand_by(context, status, pods, obstacle, is_first=first_unplaced == status.index)
+
+
+def _end(
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], cause: Failure, obstacle: Obstacle | None
+) -> GroupStep:
+    """A container ended: the group fails, unless it never was ready and another stage's wait explains it."""
+    if status.phase != GroupPhase.READY and cause.is_explained_by_others:
+        if obstacle is not None and obstacle.blocked is not None:
+            return _give_back(context, status, pods, obstacle)
+        slow = slow_stages(pods)
+        if slow and cause.failure_class is not FailureClass.EVICTED:
+            return _wait_for_slow(context, status, pods, slow, cause)
+    return _fail(context, status, pods, cause)
+
+
+def _wait_for_slow(
+    context: Context, status: GroupStatus, pods: Sequence[ObservedPod], slow: Sequence[ObservedPod], cause: Failure
+) -> GroupStep:
+    """Keep stages that have not begun, and make those again that waited for them."""
+    record = slow_record(context, status, slow, cause)
+    deletions = delete_pods(pods_to_make_again(pods), FAILED_GROUP_GRACE_SECONDS)
+    creating = _enter(context, status, GroupPhase.CREATING)
+    return GroupStep(creating, failure=record, delete=deletions, events=(slow_event(record),))
 
 
 def _stand_by(
@@ -140,28 +168,30 @@ def _stand_by(
     missing = missing_stages(context, status, pods)
     refused = find_refusal(context, status, missing)
     if refused is not None and refused[1].retry_at <= context.now:
-        return _make(context, status, missing)
+        return _make(context, status, pods, missing)
     record = None if obstacle is None else first_blocked_record(context, status, obstacle)
     waits = [] if limit is None else [max(0.0, (limit - context.now).total_seconds())]
     waits += [record.seconds] if isinstance(record, Settling) else []
     if refused is not None:
         waits.append((refused[1].retry_at - context.now).total_seconds())
-    step = GroupStep(status) if missing else _watch(context, status, pods)
+    being_made = missing or any(is_made_again(status, pod) for pod in pods)
+    step = GroupStep(status) if being_made else _watch(context, status, pods)
     step = replace(step, requeue_after_seconds=min(waits, default=None))
     if not isinstance(record, FailureRecord):
         return step
     return replace(step, failure=record, events=(*step.events, blocked_event(record)))
 
 
-def _make(context: Context, status: GroupStatus, missing: Sequence[int]) -> GroupStep:
+def _make(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], missing: Sequence[int]) -> GroupStep:
+    """Make the pods that are missing, beside those that are there."""
     model = context.model_at(status.revision)
     if model is None:
         # Its revision is not known any more, so that its missing pods can't be made: only the current one can.
         return GroupStep(_enter(context, status, GroupPhase.REPLACING), requeue_after_seconds=0.0)
     life = GroupIncarnation(status.index, status.incarnation)
     image, vllm_images = default_image_of(context, status), vllm_images_of(context, status)
-    setting, gang_api = context.setting, context.observed.gang_api
-    rest = (status.revision, image, setting.tracing_env, setting.pod_host, vllm_images, gang_api)
+    setting, patience = context.setting, rendezvous_seconds(model) if pods else None
+    rest = (status.revision, image, setting.tracing_env, setting.pod_host, vllm_images, patience)
     return GroupStep(status, apply=tuple(build_stage_pod(model, life, stage, *rest) for stage in missing))
 
 
@@ -178,9 +208,10 @@ def _watch(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -
 def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], cause: Failure) -> GroupStep:
     """Use up one restart, unless it was evicted: the group is replaced after its back-off, or stays down."""
     attempts = status.attempts + 1
-    record = cause_record(status, cause, attempts)
     policy, evicted = context.model.spec.restart, is_eviction(cause, pods)
     decision = (decide_after_eviction if evicted else decide_restart)(status, policy, context.now)
+    # An incarnation that was evicted or found no node is an attempt, and none of its own failures.
+    record = cause_record(status, cause, min(attempts, len(decision.recent) + 1))
     used_up = () if evicted or decision.at is None else (context.now,)
     is_final = cause.failure_class is FailureClass.BAD_CONFIG or decision.at is None
     failed = _enter(

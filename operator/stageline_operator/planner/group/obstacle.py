@@ -25,6 +25,8 @@ class Obstacle:
 
     stage: int
     blocked: Blocked | None
+    is_final: bool = False
+    """Whether waiting helps no more: its kubelet refused the pod, and only another one may be taken."""
 
 
 def missing_stages(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[int]:
@@ -45,10 +47,10 @@ def find_refusal(context: Context, status: GroupStatus, missing: Sequence[int]) 
 
 
 def find_obstacle(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> Obstacle | None:
-    """What is in the way of the group; a pod that exists and is blocked before one that may not be made."""
-    blocked = next((pod for pod in pods if pod.blocked is not None), None)
-    if blocked is not None:
-        return Obstacle(blocked.stage, blocked.blocked)
+    """What is in the way of the group; a refused pod before a blocked one, and both before one that can't be made."""
+    blocked = sorted((pod for pod in pods if pod.blocked is not None), key=lambda pod: not pod.refused)
+    if blocked:
+        return Obstacle(blocked[0].stage, blocked[0].blocked, is_final=blocked[0].refused)
     refused = find_refusal(context, status, missing_stages(context, status, pods))
     if refused is not None:
         stage, refusal = refused

@@ -15,6 +15,8 @@ class NotReady(StrEnum):
     """Why a stage is not ready, where no failure class says it."""
 
     STARTING = "Starting"
+    PREPARING = "Preparing"
+    """Its stage has not begun: an image is pulled, a volume attached, or an init container runs."""
     ENDING = "Ending"
     NODE_LOST = "NodeLost"
     NODE_UNREACHABLE = "NodeUnreachable"
@@ -75,6 +77,8 @@ def _state(context: Context, pod: ObservedPod) -> tuple[str, str, datetime | Non
     if pod.blocked is not None:
         where = f"{pod.blocked.container}: {pod.blocked.reason}: " if pod.blocked.container else ""
         return pod.blocked.failure_class, where + pod.blocked.message, pod.blocked.since
+    if pod.before_start:
+        return NotReady.PREPARING, pod.before_start, None
     return "" if pod.ready else NotReady.STARTING, pod.note, None
 
 

@@ -66,7 +66,6 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         speculative=None if engine.speculative is None else _speculative(engine.speculative),
         stage_layers=model.spec.stage_layers,
         network_interface=model.spec.network.interface,
-        transport=model.spec.network.transport,
         tls=None if model.spec.network.tls is None else TlsConfig(directory=TLS_DIR, name=certificate_name(model)),
         timeouts=model.spec.timeouts.to_runtime(),
     )

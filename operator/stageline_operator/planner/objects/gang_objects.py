@@ -18,15 +18,14 @@ from stageline_api.resource.placing.gang import (
     VOLCANO_GROUP_ANNOTATION,
 )
 from stageline_operator.planner.objects.identity import GroupIncarnation, object_metadata
-from stageline_operator.planner.objects.native_gang import KIND_OF_API, native_manifest, native_reference
-from stageline_operator.planner.types import POD_GROUP, kind_of
+from stageline_operator.planner.types import NATIVE_GROUP, POD_GROUP, kind_of
 
-API_VERSIONS: Final = {"volcano": "scheduling.volcano.sh/v1beta1", "kai": "scheduling.run.ai/v2alpha2"}
-
-GANG_OBJECT_KINDS: Final = tuple(
-    kind_of({"kind": kind, "apiVersion": api})
-    for api, kind in [*((api, POD_GROUP) for api in API_VERSIONS.values()), *KIND_OF_API.items()]
-)
+API_VERSIONS: Final = {
+    "volcano": "scheduling.volcano.sh/v1beta1",
+    "kai": "scheduling.run.ai/v2alpha2",
+    "kubernetes": f"{NATIVE_GROUP}/v1beta1",
+}
+GANG_OBJECT_KINDS: Final = tuple(kind_of({"kind": POD_GROUP, "apiVersion": api}) for api in API_VERSIONS.values())
 """All kinds of which an incarnation may have one, as `kind_of` tells them."""
 
 
@@ -35,16 +34,21 @@ def gang_name(model: PipelineModel, life: GroupIncarnation) -> str:
     return f"{model.name}-{life.group}-{life.incarnation}"
 
 
-def build_pod_group(model: PipelineModel, life: GroupIncarnation, gang_api: str = "") -> dict[str, Any] | None:
-    """The object of an incarnation; None where its scheduler wants none. `gang_api`: the version of Kubernetes' own."""
+def build_pod_group(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any] | None:
+    """The object of an incarnation; None where its scheduler wants none."""
     gang = model.spec.placement.gang
     if gang is None or gang.scheduler == "kueue":
         return None
     metadata = object_metadata(model, gang_name(model, life), "gang")
     members, priority = model.spec.parallelism.pipeline, model.spec.template.priority_class_name
+    wanted: dict[str, Any] = {"minMember": members, "queue": gang.queue, "priorityClassName": priority}
     if gang.scheduler == "kubernetes":
-        return native_manifest(gang_api, metadata, members, priority)
-    wanted = {"minMember": members, "queue": gang.queue, "priorityClassName": priority}
+        # Preempted as a whole: a pipeline without one of its stages serves nobody.
+        wanted = {
+            "schedulingPolicy": {"gang": {"minCount": members}},
+            "disruptionMode": {"all": {}},
+            "priorityClassName": priority,
+        }
     return {
         "apiVersion": API_VERSIONS[gang.scheduler],
         "kind": POD_GROUP,
@@ -53,11 +57,11 @@ def build_pod_group(model: PipelineModel, life: GroupIncarnation, gang_api: str 
     }
 
 
-def gang_reference(model: PipelineModel, life: GroupIncarnation, gang_api: str) -> dict[str, Any]:
+def gang_reference(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:
     """Fields of a pod spec by which a pod joins its incarnation's group; most schedulers read its metadata instead."""
     gang = model.spec.placement.gang
     native = gang is not None and gang.scheduler == "kubernetes"
-    return native_reference(gang_api, gang_name(model, life)) if native else {}
+    return {"schedulingGroup": {"podGroupName": gang_name(model, life)}} if native else {}
 
 
 def gang_metadata(model: PipelineModel, life: GroupIncarnation) -> tuple[dict[str, str], dict[str, str]]:

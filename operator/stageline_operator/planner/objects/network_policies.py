@@ -1,8 +1,9 @@
 """NetworkPolicies of a model: who may open a connection to its pods. Nothing else may.
 
-Stages of one incarnation reach each other on all ports, since Gloo and NCCL choose theirs; a policy can't say "of the
-same incarnation as mine", so each incarnation has one of its own. What pods may reach is left open: models are fetched
-from anywhere. Policies add up, so a person's own may close it (examples/network).
+Stages of one incarnation reach each other on all ports, since each listens for the one before on a free port, and Gloo
+and NCCL choose theirs; a policy can't say "of the same incarnation as mine", so each incarnation has one of its own.
+What pods may reach is left open: models are fetched from anywhere. Policies add up, so a person's own may close it
+(examples/network).
 """
 
 from collections.abc import Mapping, Sequence

@@ -12,11 +12,8 @@ from stageline_operator.planner.objects.identity import GroupIncarnation
 _MOST_WEIGHT = 100
 
 
-def pod_placement(
-    model: PipelineModel, life: GroupIncarnation, stage: int, gpu_class: str, gang_api: str
-) -> dict[str, Any]:
-    """The fields of a pod spec that decide where it runs; `gpu_class` is the runtime class for GPUs by default, and
-    `gang_api` the version of Kubernetes' own gangs."""
+def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_class: str) -> dict[str, Any]:
+    """The fields of a pod spec that decide where it runs; `gpu_class` is the default runtime class."""
     template, stages = model.spec.template, model.spec.stages
     selector = dict(template.node_selector) | (dict(stages[stage].node_selector) if stages else {})
     tolerations = [*template.tolerations, *(stages[stage].tolerations if stages else ())]
@@ -27,8 +24,8 @@ def pod_placement(
         "priorityClassName": template.priority_class_name,
         "serviceAccountName": template.service_account_name,
         "schedulerName": scheduler_name(model),
-        **gang_reference(model, life, gang_api),
-        "runtimeClassName": template.runtime_class_name or (gpu_class if model.spec.engine.device == "cuda" else ""),
+        **gang_reference(model, life),
+        "runtimeClassName": template.runtime_class_name or gpu_class,
     }
     return {field: value for field, value in wanted.items() if value}
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pods.pod import ResourcesSpec
 from stageline_api.resource.pods.pod_template import claims_devices
+from stageline_api.resource.quantities import parse_quantity
 
 COUNTED: Final[tuple[str, ...]] = ("cpu", "memory", "ephemeral-storage")
 """Resources that every container takes of its node; a quota may be about each."""
@@ -23,13 +24,24 @@ def stage_resources(model: PipelineModel, stage: int, gpu_resource: str) -> dict
     named = _named(_spec_of_stage(model, stage))
     if model.spec.network.rdma_resource is not None:
         named["limits"].setdefault(model.spec.network.rdma_resource, "1")
-    vendor = gpu_resource.partition("/")[0]
     # Whoever names one of the vendor's devices (a slice of a GPU, a shared one) has said which it shall be.
-    is_named = any(name.startswith(f"{vendor}/") for name in (*named["limits"], *named["requests"]))
+    is_named = bool(_vendor_amounts(named, gpu_resource))
     claims = claims_devices(model.spec.template.pod_template)
     if gpu_resource and model.spec.engine.device == "cuda" and not is_named and not claims:
         named["limits"][gpu_resource] = str(model.spec.parallelism.devices_per_stage)
     return _given(named)
+
+
+def requests_gpus(model: PipelineModel, stage: int, gpu_resource: str) -> bool:
+    """Whether the stage runs on GPUs: `device: cuda`, or a resource of the GPUs' vendor whose amount is not 0.
+
+    A resource is the only sign under vLLM, which takes no `device`, and with `device: auto`.
+    """
+    engine = model.spec.engine
+    if engine.device == "cpu":
+        return False
+    amounts = _vendor_amounts(_named(_spec_of_stage(model, stage)), gpu_resource)
+    return engine.device == "cuda" or any(parse_quantity(amount) > 0 for amount in amounts)
 
 
 def prepare_resources(model: PipelineModel, stage: int) -> dict[str, Any]:
@@ -60,6 +72,12 @@ def engine_resources(model: PipelineModel, stage: int) -> dict[str, Any]:
 def _spec_of_stage(model: PipelineModel, stage: int) -> ResourcesSpec:
     override = model.spec.stages[stage].resources if model.spec.stages else None
     return model.spec.template.resources if override is None else override
+
+
+def _vendor_amounts(named: dict[str, dict[str, str]], gpu_resource: str) -> list[str]:
+    """Amounts of all resources of the GPUs' vendor: whole GPUs, slices such as `nvidia.com/mig-3g.40gb`, shares."""
+    vendor = gpu_resource.partition("/")[0]
+    return [amount for amounts in named.values() for name, amount in amounts.items() if name.startswith(f"{vendor}/")]
 
 
 def _named(resources: ResourcesSpec) -> dict[str, dict[str, str]]:

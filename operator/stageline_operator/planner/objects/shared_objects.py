@@ -30,7 +30,12 @@ from stageline_operator.planner.objects import (
 from stageline_operator.planner.objects.cache_claims import CLAIM, build_cache_claims, kept_claims
 from stageline_operator.planner.objects.field_ownership import owns_all_of
 from stageline_operator.planner.objects.gang_objects import GANG_OBJECT_KINDS, gang_name
-from stageline_operator.planner.objects.identity import cache_claim_name, config_map_name
+from stageline_operator.planner.objects.identity import (
+    cache_claim_name,
+    config_map_name,
+    disruption_budget_name,
+    incarnation_policy_name,
+)
 from stageline_operator.planner.types import Deletion, ObjectKey, PlannedEvent, kind_of
 
 _REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", *GANG_OBJECT_KINDS, CLAIM)
@@ -44,6 +49,8 @@ class SharedObjects:
     apply: tuple[dict[str, Any], ...]
     delete: tuple[Deletion, ...]
     events: tuple[PlannedEvent, ...]
+    needed_by: dict[ObjectKey, frozenset[int]]
+    """Groups whose pods need an object, where not all of them do."""
 
 
 def plan_shared_objects(
@@ -63,9 +70,53 @@ def plan_shared_objects(
     wanted |= {(CLAIM, name) for name in _kept_claims(context, groups)}
     stale = sorted(key for key in context.observed.objects if key[0] in _REMADE_KINDS and key not in wanted)
     edited = [each for each in manifests if _was_edited(context, each)]
-    missing = tuple(each for each in manifests if _differs(context, each) or each in edited)
-    deletions = tuple(Deletion(kind, name) for kind, name in stale)
-    return SharedObjects(missing, deletions, tuple(_restored(each) for each in edited))
+    differing = [each for each in manifests if _differs(context, each) or each in edited]
+    remade = sorted(_claims_to_remake(context, groups) & set(map(_key, differing)))
+    missing = tuple(each for each in differing if _key(each) not in remade)
+    deletions = tuple(Deletion(kind, name) for kind, name in (*stale, *remade))
+    events = (*map(_restored, edited), *(_remade(name) for _, name in remade))
+    return SharedObjects(missing, deletions, events, _needed_by(context, groups))
+
+
+def changed_budget(context: Context, kept_pods: int) -> tuple[dict[str, Any], ...]:
+    """The disruption budget, where there is one and it asks for something else."""
+    budget = _hashed(build_disruption_budget(context.model, kept_pods))
+    return (budget,) if _key(budget) in context.observed.objects and _differs(context, budget) else ()
+
+
+def _needed_by(context: Context, groups: Sequence[GroupStatus]) -> dict[ObjectKey, frozenset[int]]:
+    model = context.model
+    of_revision = frozenset(group.index for group in groups if group.revision == context.revision)
+    found = {("ConfigMap", config_map_name(model, context.revision)): of_revision}
+    found["PodDisruptionBudget", disruption_budget_name(model)] = frozenset()
+    for group in groups:
+        own = frozenset({group.index})
+        found["NetworkPolicy", incarnation_policy_name(model, _life(group))] = own
+        found |= {(kind, gang_name(model, _life(group))): own for kind in GANG_OBJECT_KINDS}
+        found |= {(CLAIM, name): own for name in _claim_names(context, group)}
+    return found
+
+
+def _claims_to_remake(context: Context, groups: Sequence[GroupStatus]) -> set[ObjectKey]:
+    """Claims that can't become what their group's revision asks for: nothing in them is unique, and no pod has them.
+
+    Another storage class, a smaller size, or a larger one where the class doesn't let claims grow.
+    """
+    in_use = {pod["metadata"]["labels"][labels.GROUP] for pod in context.observed.pods}
+    idle = [group for group in groups if str(group.index) not in in_use]
+    own = {(CLAIM, name) for group in idle for name in _claim_names(context, group)}
+    return own & context.observed.unchangeable & context.observed.objects
+
+
+def _claim_names(context: Context, group: GroupStatus) -> list[str]:
+    return [cache_claim_name(context.model, group.index, at) for at in range(context.stage_count(group))]
+
+
+def _remade(claim: str) -> PlannedEvent:
+    message = (
+        f"{CLAIM} {claim} can't become what the template asks for, and is made anew; its weights are prepared again"
+    )
+    return PlannedEvent("Normal", EventReason.CLAIM_REPLACED, message)
 
 
 def _wanted(
@@ -90,7 +141,7 @@ def _pod_groups(context: Context, groups: Sequence[GroupStatus]) -> Iterator[dic
     """PodGroups as each group's own revision asks for them."""
     for each in groups:
         model = context.model_at(each.revision)
-        pod_group = None if model is None else build_pod_group(model, _life(each), context.observed.gang_api)
+        pod_group = None if model is None else build_pod_group(model, _life(each))
         if pod_group is not None:
             yield pod_group
 
@@ -105,7 +156,7 @@ def _kept_claims(context: Context, groups: Sequence[GroupStatus]) -> Iterator[st
     yield from kept_claims(context.model)
     for each in groups:
         if context.model_at(each.revision) is None:
-            yield from (cache_claim_name(context.model, each.index, at) for at in range(context.stage_count(each)))
+            yield from _claim_names(context, each)
 
 
 def _life(group: GroupStatus) -> GroupIncarnation:

@@ -24,8 +24,11 @@ def master_address(model: PipelineModel, life: GroupIncarnation) -> str:
     return f"{pod_name(model, life, 0)}.{headless_service_name(model)}.{model.namespace}.svc"
 
 
-def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int, host: PodHost) -> list[dict[str, Any]]:
-    """Variables of the `stage` and `engine` containers."""
+def stage_env(
+    model: PipelineModel, life: GroupIncarnation, stage: int, host: PodHost, rendezvous_seconds: int | None
+) -> list[dict[str, Any]]:
+    """Variables of the `stage` and `engine` containers. `rendezvous_seconds` replaces the config's own limit."""
+    patience = {} if rendezvous_seconds is None else {env.RENDEZVOUS_SECONDS: str(rendezvous_seconds)}
     stage_count = str(model.spec.parallelism.pipeline)
     leader = master_address(model, life)
     return [
@@ -46,6 +49,7 @@ def stage_env(model: PipelineModel, life: GroupIncarnation, stage: int, host: Po
         _literal(env.LWS_LEADER_ADDRESS, leader),
         _literal(env.LWS_GROUP_SIZE, stage_count),
         _literal(env.LWS_WORKER_INDEX, str(stage)),
+        *literals(patience),
     ]
 
 
@@ -70,17 +74,17 @@ def network_env(model: PipelineModel) -> list[dict[str, Any]]:
 
 
 def compiler_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """Variables of the `stage` container alone: where Triton, torch.compile and the CUDA driver keep what they compile.
+    """Variables of the `stage` container alone: where Triton, the CUDA driver and vLLM keep what they compile.
 
     Their own defaults lie in a home directory or are named after the user, and the user has neither home nor name.
     """
     taken = {variable.name for variable in model.spec.template.env}
     folders = {
         "TRITON_CACHE_DIR": f"{COMPILED_DIR}/triton",
-        "TORCHINDUCTOR_CACHE_DIR": f"{COMPILED_DIR}/inductor",
         "CUDA_CACHE_PATH": f"{COMPILED_DIR}/cuda",
-        **({"VLLM_CACHE_ROOT": f"{COMPILED_DIR}/vllm"} if model.spec.engine.name == "vllm" else {}),
     }
+    if model.spec.engine.name == "vllm":
+        folders |= {"TORCHINDUCTOR_CACHE_DIR": f"{COMPILED_DIR}/inductor", "VLLM_CACHE_ROOT": f"{COMPILED_DIR}/vllm"}
     return [_literal(name, folder) for name, folder in folders.items() if name not in taken]
 
 

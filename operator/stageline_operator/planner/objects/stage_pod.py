@@ -17,7 +17,12 @@ from stageline_operator.planner.objects.identity import (
 )
 from stageline_operator.planner.objects.pod_overlay import with_overlay
 from stageline_operator.planner.objects.pod_placement import given_metadata, given_overlay, pod_placement
-from stageline_operator.planner.objects.pod_resources import engine_resources, prepare_resources, stage_resources
+from stageline_operator.planner.objects.pod_resources import (
+    engine_resources,
+    prepare_resources,
+    requests_gpus,
+    stage_resources,
+)
 from stageline_operator.planner.objects.pod_volumes import container_mounts, pod_volumes
 from stageline_operator.planner.objects.stage_env import (
     TERMINATION_PATH,
@@ -59,16 +64,17 @@ def build_stage_pod(
     tracing_env: Mapping[str, str] = MappingProxyType({}),
     host: PodHost = _CLUSTER_NODE,
     vllm_images: VllmImages = _NO_IMAGES,
-    gang_api: str = "",
+    rendezvous_seconds: int | None = None,
 ) -> dict[str, Any]:
     """Manifest of stage `stage` (0 to P - 1); `default_image` and `vllm_images` are used when the model names none.
 
-    The engine gets `tracing_env`, as far as the template doesn't set these variables itself. `gang_api` is the version
-    of Kubernetes' own gangs in the cluster.
+    The engine gets `tracing_env`, as far as the template doesn't set these variables itself. `rendezvous_seconds` is
+    how long this pod waits for the others, where that is not what the model says.
     """
     name = pod_name(model, life, stage)
     bare_image = image_without_stageline(model, vllm_images)
     files_image = None if bare_image is None else vllm_images.files or default_image
+    gpu_class = host.gpu_runtime_class if requests_gpus(model, stage, host.gpu_resource) else ""
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -82,9 +88,17 @@ def build_stage_pod(
             "terminationGracePeriodSeconds": model.termination_grace_period_seconds,
             "securityContext": _pod_security(model),
             **_pull_secrets(model),
-            **pod_placement(model, life, stage, host.gpu_runtime_class, gang_api),
+            **pod_placement(model, life, stage, gpu_class),
             "initContainers": _init_containers(model, stage, default_image, host, files_image),
-            "containers": _containers(model, life, stage, default_image, tracing_env, host, bare_image),
+            "containers": _containers(
+                model,
+                stage_env(model, life, stage, host, rendezvous_seconds),
+                stage,
+                default_image,
+                tracing_env,
+                host,
+                bare_image,
+            ),
             "volumes": pod_volumes(model, revision, bare_image is not None, cache_claim_name(model, life.group, stage)),
         },
     }
@@ -127,21 +141,19 @@ def _prepare_container(model: PipelineModel, stage: int, default_image: str, hos
 
 def _containers(
     model: PipelineModel,
-    life: GroupIncarnation,
+    environment: list[dict[str, Any]],
     stage: int,
     default_image: str,
     tracing_env: Mapping[str, str],
     host: PodHost,
     bare_image: str | None,
 ) -> list[dict[str, Any]]:
-    environment = stage_env(model, life, stage, host)
     own = [*compiler_env(model), *hub_token_env(model), *network_env(model)]
     stage_container: dict[str, Any] = _container(model, STAGE_CONTAINER, default_image) | {
         "env": _with_later(environment, own),
         "ports": [
             _port("health", ports.STAGE_HEALTH),
-            # By TLS each stage is connected to by the one before.
-            *([_port("rendezvous", ports.RENDEZVOUS)] if stage == 0 or model.spec.network.tls is not None else []),
+            *([_port("rendezvous", ports.RENDEZVOUS)] if stage == 0 else []),
         ],
         "resources": stage_resources(model, stage, host.gpu_resource),
         **_probes(ports.STAGE_HEALTH),

@@ -1,4 +1,4 @@
-"""How the containers of a pod ended, or why one will never start."""
+"""How the containers of a pod ended, or why one will never start; and whether one has begun."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -6,6 +6,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 FATAL_WAITING_REASONS: Final = frozenset({"CreateContainerError", "RunContainerError"})
+ENDS_OF_PODS: Final = frozenset({"DeadlineExceeded", "Evicted", "NodeLost", "NodeShutdown", "Preempting", "Terminated"})
+"""Why pods that ran are ended as a whole. Any other reason of a failed pod means that its kubelet refused it."""
+_UNKNOWN: Final = "ContainerStatusUnknown"
+"""Reason of an end that a kubelet writes for a container it can't find, whether or not there ever was one."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,36 @@ def container_statuses(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str,
         yield each, False
 
 
+def has_begun(container: Mapping[str, Any]) -> bool:
+    """Whether a container ever ran, read from its status."""
+    state = container.get("state", {})
+    if container.get("lastState") or container.get("restartCount"):
+        return True
+    ended = state.get("terminated")
+    if ended is not None and ended.get("reason") == _UNKNOWN:
+        return bool(container.get("containerID") or ended.get("containerID") or ended.get("startedAt"))
+    return ended is not None or "running" in state
+
+
+def is_refused(status: Mapping[str, Any]) -> bool:
+    """Whether a pod failed through no container's end: its kubelet did not take it, or not again after a restart."""
+    if status.get("phase") != "Failed":
+        return False
+    began = any(has_begun(each) for each, _ in container_statuses(status))
+    return not began or bool(status.get("reason") and status["reason"] not in ENDS_OF_PODS)
+
+
 def container_ends(status: Mapping[str, Any], stage: int, now: datetime) -> Iterator[ContainerEnd]:
     """Every end in a pod's status; `now` stands in for a missing time."""
+    if is_refused(status):
+        return
     if status.get("phase") == "Failed" and status.get("reason"):
         # The pod as a whole failed (`Evicted`, `NodeLost`); its containers' own ends are only how that looked.
         yield ContainerEnd(stage, "", None, 0, status["reason"], status.get("message", ""), now)
         return
     for each, may_complete in container_statuses(status):
         match each.get("state", {}):
-            case {"terminated": ended} if not (may_complete and ended["exitCode"] == 0):
+            case {"terminated": ended} if has_begun(each) and not (may_complete and ended["exitCode"] == 0):
                 finished = moment(ended.get("finishedAt")) or now
                 words = ended.get("message", "") or ""
                 signal = ended.get("signal") or max(0, ended["exitCode"] - 128)

@@ -7,7 +7,15 @@ from typing import Any, Final, cast
 
 from stageline_api import labels
 from stageline_api.failures import FailureClass
-from stageline_operator.planner.observed.container_end import ContainerEnd, container_ends, container_statuses, moment
+from stageline_operator.planner.objects.stage_pod import ENGINE_CONTAINER, STAGE_CONTAINER
+from stageline_operator.planner.observed.container_end import (
+    ContainerEnd,
+    container_ends,
+    container_statuses,
+    has_begun,
+    is_refused,
+    moment,
+)
 from stageline_operator.planner.types import PodTrouble
 
 IMAGE_TROUBLE: Final = frozenset(
@@ -20,7 +28,8 @@ _TAINT_MANAGER: Final = "DeletionByTaintManager"
 SILENT_SECONDS: Final = 10.0
 OVERDUE_SECONDS: Final = 60.0
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing"})
-
+_RESTARTED: Final = frozenset({"Always", "OnFailure"})
+"""Restart policies of a single container whose end is its kubelet's matter: it starts the container again."""
 
 _ENDED_PHASES: Final = frozenset({"Succeeded", "Failed"})
 """A kubelet says so once all containers of a pod have ended for good; its devices and ports are free from then on."""
@@ -65,6 +74,10 @@ class ObservedPod:
     blocked: Blocked | None
     disruption: str
     """Who is about to end it and why, where Kubernetes says so."""
+    refused: bool
+    """Whether its kubelet did not take it, which `blocked` explains: nothing of it will ever run."""
+    before_start: str
+    """What it does before its stage, and its engine, begin, as a sentence; empty once they have."""
 
 
 def read_pod(
@@ -85,6 +98,8 @@ def read_pod(
     node = pod.get("spec", {}).get("nodeName", "")
     kubelet_says = conditions.get("ContainersReady", {}).get("status")
     scheduled = conditions.get("PodScheduled", {})
+    placed = scheduled["status"] == "True" if scheduled else bool(node or status.get("containerStatuses"))
+    refused = is_refused(status) and "deletionTimestamp" not in metadata
     return ObservedPod(
         name=metadata["name"],
         owner=next((each["uid"] for each in metadata.get("ownerReferences", []) if each.get("controller")), ""),
@@ -93,32 +108,80 @@ def read_pod(
         stage=stage,
         revision=own_labels.get(labels.REVISION, ""),
         node=node,
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=conditions.get("Ready", {}).get("status") == "True" and not refused,
         deleting="deletionTimestamp" in metadata,
         is_over="deletionTimestamp" in metadata and status.get("phase") in _ENDED_PHASES,
         note=_note(status),
         ends=tuple(container_ends(_without_sidecars(pod), stage, now)),
-        placed=scheduled["status"] == "True" if scheduled else bool(node or status.get("containerStatuses")),
+        placed=placed,
         placed_at=moment(scheduled.get("lastTransitionTime")),
-        lost=node in lost_nodes or status.get("reason") == FailureClass.NODE_LOST,
+        lost=node in lost_nodes or (status.get("reason") == FailureClass.NODE_LOST and not refused),
         unheard=node in unheard_nodes and kubelet_says == "True",
-        blocked=_unscheduled(scheduled)
+        blocked=(_refused(status) if refused else None)
+        or _unscheduled(scheduled)
         or next(_image_trouble(status), None)
         or next(_config_trouble(status), None)
         or (_not_started(trouble) if trouble is not None and waits_for_containers(pod) else None),
         disruption=_disruption(conditions.get("DisruptionTarget", {})),
+        refused=refused,
+        before_start=_before_start(pod) if placed else "it has no node yet",
     )
 
 
+def spec_to_keep(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What is read of a pod's spec here: all that a copy of the pod needs of it."""
+    kept: dict[str, Any] = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
+    for kind in ("initContainers", "containers"):
+        policies = ({"name": each["name"], "restartPolicy": each.get("restartPolicy")} for each in spec.get(kind) or ())
+        if restarted := [each for each in policies if each["restartPolicy"] in _RESTARTED]:
+            kept[kind] = restarted
+    return kept
+
+
+def _sidecars(pod: Mapping[str, Any]) -> set[str]:
+    """Containers that their kubelet starts again by themselves."""
+    spec = spec_to_keep(pod.get("spec", {}))
+    return {each["name"] for kind in ("initContainers", "containers") for each in spec.get(kind, ())}
+
+
 def _without_sidecars(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The pod's status without init containers that its kubelet starts again: their ends are not the stage's."""
+    """The pod's status without sidecars: their ends are not the stage's."""
     status = pod.get("status", {})
-    given = pod.get("spec", {}).get("initContainers", [])
-    sidecars = {each["name"] for each in given if each.get("restartPolicy") == "Always"}
+    sidecars = _sidecars(pod)
     if not sidecars:
         return cast(Mapping[str, Any], status)
-    kept = [each for each in status.get("initContainerStatuses", []) if each["name"] not in sidecars]
-    return {**status, "initContainerStatuses": kept}
+    kinds = ("initContainerStatuses", "containerStatuses")
+    kept = {kind: [each for each in status.get(kind, []) if each["name"] not in sidecars] for kind in kinds}
+    return {**status, **kept}
+
+
+def _before_start(pod: Mapping[str, Any]) -> str:
+    """What a pod that has a node does before its stage begins. Whether it pulls an image, its kubelet doesn't say."""
+    status, sidecars = pod.get("status", {}), _sidecars(pod)
+    own = [each for each in status.get("containerStatuses", []) if each["name"] in (STAGE_CONTAINER, ENGINE_CONTAINER)]
+    if own and all(has_begun(each) for each in own):
+        return ""
+    for each, _ in container_statuses(status):
+        match each.get("state", {}):
+            case {"running": running} if each["name"] not in sidecars and each not in own:
+                since = f" since {running['startedAt']}" if running.get("startedAt") else ""
+                return f"its init container {each['name']} runs{since}"
+            case {"waiting": waiting} if waiting.get("reason") not in _BEING_MADE:
+                return _waiting_words(each["name"], waiting)
+            case {"waiting": _}:
+                return f"its container {each['name']} is not there yet: an image is pulled, or a volume attached"
+    return "its kubelet has not begun with it"
+
+
+def _waiting_words(name: str, waiting: Mapping[str, Any]) -> str:
+    return f"{name}: {waiting.get('reason', '')}: {waiting.get('message', '')}".rstrip(": ")
+
+
+def _refused(status: Mapping[str, Any]) -> Blocked:
+    reason = str(status.get("reason") or "")
+    words = str(status.get("message") or "it failed before its containers began, and its kubelet doesn't say why")
+    message = f"its node refuses it: {reason}: {words}" if reason else words
+    return Blocked(FailureClass.UNSCHEDULABLE, "", reason, message, None)
 
 
 def _unscheduled(scheduled: Mapping[str, Any]) -> Blocked | None:
@@ -169,7 +232,7 @@ def _note(status: Mapping[str, Any]) -> str:
     for each, _ in container_statuses(status):
         match each.get("state", {}):
             case {"waiting": waiting} if waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
-                return f"{each['name']}: {waiting.get('reason', '')}: {waiting.get('message', '')}".rstrip(": ")
+                return _waiting_words(each["name"], waiting)
             case {"terminated": {"exitCode": int(code)}} if code != 0:
                 return f"{each['name']} ended with exit status {code}"
             case {"running": _} if not each.get("ready"):

@@ -6,13 +6,20 @@ more comes of waiting, for a Degraded model or one past its progress deadline; w
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from stageline_api.conditions import ConditionType, Reason
 from stageline_api.failures import FailureClass
-from stageline_api.resource.life.status import Condition, FailureRecord, GroupStatus, StageObserved
+from stageline_api.resource.field_problem import FieldProblem
+from stageline_api.resource.life.status import (
+    Condition,
+    FailureRecord,
+    GroupStatus,
+    PipelineModelStatus,
+    StageObserved,
+)
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_operator.planner.group.failure import failure_sentence, spent_sentence
 from stageline_operator.planner.group.stage_rows import NotReady
@@ -83,6 +90,31 @@ def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetim
     return tuple(_condition(kind, each, before.get(kind), generation, now) for kind, each in verdicts.items())
 
 
+def refused_status(
+    before: PipelineModelStatus, manifest: Mapping[str, Any], problems: Sequence[FieldProblem], now: datetime
+) -> PipelineModelStatus:
+    """The cluster accepted a spec that this version can't run: conditions name the fields, and groups run on.
+
+    `before` has its groups as they are now.
+    """
+    generation = manifest["metadata"].get("generation")
+    sentence = "; ".join(str(problem) for problem in problems)[:32_000]
+    bad = _Verdict(True, Reason.BAD_CONFIGURATION, sentence)
+    verdicts = dict.fromkeys((ConditionType.DEGRADED, ConditionType.STALLED), bad)
+    verdicts |= dict.fromkeys((ConditionType.READY, ConditionType.PROGRESSING), replace(bad, holds=False))
+    ready = sum(group.phase == GroupPhase.READY for group in before.groups)
+    why = Reason.AS_EXPECTED if ready else Reason.GROUPS_NOT_READY
+    counted = f"{ready} of {len(before.groups)} groups are ready"
+    verdicts[ConditionType.AVAILABLE] = _Verdict(bool(ready), why, counted)
+    known = {condition.type: condition for condition in before.conditions}
+    judged: dict[str, Condition] = {
+        kind: _condition(kind, each, known.get(kind), generation, now) for kind, each in verdicts.items()
+    }
+    return before.model_copy(
+        update={"observed_generation": generation, "conditions": tuple({**known, **judged}.values())}
+    )
+
+
 def _ready(judged: Judged, degraded: _Verdict, progressing: _Verdict, counted: str) -> _Verdict:
     """Its reason is what `kubectl get` shows: in one word why the model is not ready."""
     if judged.model.spec.suspend:
@@ -140,7 +172,15 @@ def _under_way(judged: Judged) -> _Verdict | None:
     if judged.groups and any(group.revision != judged.revision for group in judged.groups) and not judged.is_complete:
         updated = sum(group.revision == judged.revision for group in judged.groups)
         return _Verdict(True, Reason.ROLLING_OUT, f"{updated} of {judged.wanted} groups have the current revision")
-    return _Verdict(True, Reason.GROUPS_STARTING) if running or len(judged.groups) != judged.wanted else None
+    if not running and len(judged.groups) == judged.wanted:
+        return None
+    return _Verdict(True, Reason.GROUPS_STARTING, _preparing_sentence(running))
+
+
+def _preparing_sentence(groups: Sequence[GroupStatus]) -> str:
+    """What the first stage that has not begun does; empty where all have."""
+    rows = ((group, row) for group in groups for row in group.stages if row.reason == NotReady.PREPARING)
+    return next((f"stage {row.index} of group {group.index}: {row.message}" for group, row in rows), "")
 
 
 def _pending_sentence(group: GroupStatus, row: StageObserved) -> str:

@@ -1,5 +1,6 @@
 """The status of a PipelineModel as a whole: counts, conditions, progress deadline, and its Events."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -8,10 +9,18 @@ from stageline_api import labels
 from stageline_api.conditions import ConditionType, EventReason, Reason
 from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_operator.planner.context import Context
+from stageline_operator.planner.observed.observed_pod import ObservedPod
 from stageline_operator.planner.status.model_conditions import Judged, model_conditions
 from stageline_operator.planner.types import GroupPhase, PlannedEvent
 
 KEPT_FAILURES: Final = 5
+_COMING_BACK: Final = (
+    GroupPhase.CREATING,
+    GroupPhase.STARTING,
+    GroupPhase.TERMINATING,
+    GroupPhase.BACKING_OFF,
+    GroupPhase.REPLACING,
+)
 
 
 def next_status(
@@ -94,3 +103,19 @@ def _holds(status: PipelineModelStatus, kind: ConditionType) -> bool:
 
 def _reason(status: PipelineModelStatus, kind: ConditionType) -> str:
     return next((each.reason for each in status.conditions if each.type == kind), "")
+
+
+def kept_pods(status: PipelineModelStatus, pods: Sequence[ObservedPod], wanted_groups: int) -> int:
+    """How many ready pods an eviction must leave; `status` is the one that is about to be written.
+
+    One group may be lost at a time, since each eviction costs a whole one. A budget counts pods, and pods of one model
+    are alike to it, so the number follows what is ready: all of it but one pod. While a lost group is on its way back,
+    nothing more may go. One that is not, because it is left down, finds no capacity or is overdue, must not keep a node
+    from draining.
+    """
+    ready = sum(pod.ready and not pod.deleting for pod in pods)
+    progressing = next((each for each in status.conditions if each.type == ConditionType.PROGRESSING), None)
+    is_overdue = progressing is not None and progressing.reason == Reason.PROGRESS_DEADLINE_EXCEEDED
+    comes_back = any(group.phase in _COMING_BACK for group in status.groups) and not is_overdue
+    may_go = 0 if comes_back and status.ready_replicas < wanted_groups else 1
+    return max(0, ready - may_go)

@@ -5,11 +5,14 @@ Blocks come one after the other, each closed before the next begins: thoughts, t
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from stageline_api.engine_http import ContextExceeded
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import Dialect, Event, Stamp
 
+REQUEST_ID_HEADER: Final = "request-id"
+"""Where Anthropic's clients look for an answer's id."""
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_KINDS: Final = {
     401: "authentication_error",
@@ -20,12 +23,27 @@ _ERROR_KINDS: Final = {
     503: "overloaded_error",
 }
 _SERVER_ERRORS: Final = 500
+_CHARACTERS_A_TOKEN: Final = 16
+"""That an engine takes a token for at most, where a prompt is so long that it counts no tokens."""
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
     """A refusal as Anthropic's clients expect it."""
     general = "api_error" if error.status >= _SERVER_ERRORS else "invalid_request_error"
-    return {"type": "error", "error": {"type": _ERROR_KINDS.get(error.status, general), "message": error.message}}
+    message = error.message if error.exceeded is None else _context_sentence(error.exceeded)
+    return {"type": "error", "error": {"type": _ERROR_KINDS.get(error.status, general), "message": message}}
+
+
+def _context_sentence(said: ContextExceeded) -> str:
+    """Anthropic's words for a prompt that is too long: clients read the numbers and then adapt."""
+    limit, characters = said.limit_tokens, said.prompt_characters
+    if characters is not None:
+        least = -(-characters // _CHARACTERS_A_TOKEN)
+        return f"prompt is too long: {least} tokens > {limit} maximum (at least, of {characters} characters)"
+    if said.max_tokens is None:
+        return f"prompt is too long: {said.prompt_tokens} tokens > {limit} maximum"
+    exceeded = f"input length and `max_tokens` exceed context limit: {said.prompt_tokens} + {said.max_tokens} > {limit}"
+    return f"{exceeded}, decrease input length or `max_tokens` and try again"
 
 
 @dataclass(slots=True)
@@ -84,7 +102,20 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _usage(prompt_tokens: int, cached: int, output_tokens: int) -> dict[str, Any]:
+    """As Anthropic counts: tokens read from the cache are no input tokens; together they are the prompt."""
+    return {
+        "input_tokens": prompt_tokens - cached,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": output_tokens,
+    }
+
+
 class MessagesDialect(Dialect):
+    ping: ClassVar[Event | None] = {"type": "ping"}
+    id_header: ClassVar[str] = REQUEST_ID_HEADER
+
     def __init__(self, stamp: Stamp) -> None:
         self._stamp = stamp
         self._blocks: list[_Block] = []
@@ -94,7 +125,7 @@ class MessagesDialect(Dialect):
         self._usage: dict[str, Any] = {}
 
     def begin(self, prompt_tokens: int) -> list[Event]:
-        self._usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        self._usage = _usage(prompt_tokens, 0, 0)
         return [{"type": "message_start", "message": self.whole()}]
 
     def take(self, delta: dict[str, Any]) -> list[Event]:
@@ -116,14 +147,11 @@ class MessagesDialect(Dialect):
         self._reason = _REASONS[reason]
         if reason == "stop" and stop_string is not None:
             self._reason, self._stop_sequence = "stop_sequence", stop_string
-        self._usage = {
-            "input_tokens": counts["prompt_tokens"] - cached,
-            "cache_read_input_tokens": cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": counts["completion_tokens"],
-        }
+        self._usage = _usage(counts["prompt_tokens"], cached, counts["completion_tokens"])
+        # What is cached shows at the end alone, and a stream has counted the whole prompt at its beginning.
+        streamed = _usage(counts["prompt_tokens"], 0, counts["completion_tokens"])
         ended = {"stop_reason": self._reason, "stop_sequence": self._stop_sequence}
-        last: list[Event] = [{"type": "message_delta", "delta": ended, "usage": self._usage}, {"type": "message_stop"}]
+        last: list[Event] = [{"type": "message_delta", "delta": ended, "usage": streamed}, {"type": "message_stop"}]
         return self._close() + last
 
     def failed(self, error: ApiError) -> list[Event]:

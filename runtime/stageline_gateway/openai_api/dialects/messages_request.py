@@ -20,6 +20,15 @@ from stageline_gateway.openai_api.chat_types import (
 from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.openai_api.known_fields import TOOL_IGNORED, VLLM_KNOWN, Fate, Known
 from stageline_gateway.openai_api.request_types import CarriedToChat, StopString, TokenCount
+from stageline_gateway.openai_api.unread_parts import (
+    TextAlone,
+    Unread,
+    is_media,
+    is_server_tool,
+    kind_of,
+    noted_part,
+    read_part,
+)
 from stageline_gateway.openai_api.validation import IgnoredFields, lenient, with_each
 
 MESSAGES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
@@ -43,13 +52,15 @@ MESSAGES_KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
 BLOCK_IGNORED: Final = frozenset({"cache_control", "citations", "caller", "toolset_name", "parsed_output"})
 """Of a block of `system` or of a turn's content. A tool's are `known_fields.TOOL_IGNORED`."""
 
+OWN_TOOLS: Final = frozenset({"custom", "function"})
+"""Types of functions; OpenAI's word for them is a mistake here, not a tool of a server."""
 ToolId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
 
 
 class TextBlock(Strict):
     """Words."""
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], TextAlone]
     text: str
 
 
@@ -81,7 +92,7 @@ class ToolResult(Strict):
 
 
 class Thinking(Strict):
-    """What the assistant thought in an earlier turn; not shown to the model again."""
+    """What the assistant thought in an earlier turn; the model's template decides whether it is shown again."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: str | None = None
@@ -92,18 +103,26 @@ class Thinking(Strict):
 _BLOCKS: Final = {"text": "#text", "tool_use": "#tool_use", "tool_result": "#tool_result"} | dict.fromkeys(
     ("thinking", "redacted_thinking"), "#thinking"
 )
+_OF_SERVERS: Final = ("_tool_use", "_tool_result")
+"""Ends of types of blocks that Anthropic's own servers write: searches, fetched pages, code that they ran."""
+_UNREAD: Final = frozenset({"compaction", "fallback", "tool_reference"})
 
 
 def _kind_of_block(value: Any) -> str | None:
-    kind = value.get("type") if isinstance(value, dict) else None
-    return _BLOCKS.get(kind) if isinstance(kind, str) else None
+    kind = kind_of(value)
+    if kind is None or kind in _BLOCKS:
+        return None if kind is None else _BLOCKS[kind]
+    if is_media(kind):
+        return "#text"  # whose error says that only text can be read
+    return "#unread" if kind in _UNREAD or kind.endswith(_OF_SERVERS) else None
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag("#text")]
     | Annotated[ToolUse, Tag("#tool_use")]
     | Annotated[ToolResult, Tag("#tool_result")]
-    | Annotated[Thinking, Tag("#thinking")],
+    | Annotated[Thinking, Tag("#thinking")]
+    | Annotated[Unread, Tag("#unread")],
     Discriminator(
         _kind_of_block,
         custom_error_type="block_type",
@@ -126,13 +145,22 @@ class Turn(Strict):
 
 
 class CustomTool(Strict):
-    """A function that may be called; the only kind of tool here."""
+    """A function that may be called; the only kind of tool that is offered to a model here."""
 
     name: ToolName
     type: Literal["custom"] | None = None
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+
+
+def _kind_of_tool(value: Any) -> str:
+    return "#unread" if is_server_tool(value, OWN_TOOLS) else "#tool"
+
+
+AnyTool = Annotated[
+    Annotated[CustomTool, Tag("#tool")] | Annotated[Unread, Tag("#unread")], Discriminator(_kind_of_tool)
+]
 
 
 class ToolChoice(Strict):
@@ -176,17 +204,44 @@ class MessagesRequest(CarriedToChat):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stream: bool = False
-    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+
+    @property
+    def functions(self) -> list[tuple[int, CustomTool]]:
+        """The tools that can be called, with their indexes."""
+        return [(index, tool) for index, tool in enumerate(self.tools) if isinstance(tool, CustomTool)]
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Names of tools and blocks that are left out -> their types."""
+        tools = {f"tools[{tool.type}]": tool.type for tool in self.tools if isinstance(tool, Unread)}
+        blocks = (block for turn in self.messages if isinstance(turn.content, list) for block in turn.content)
+        return tools | {f"messages.content[{one.type}]": one.type for one in blocks if isinstance(one, Unread)}
+
+
+def with_text_read(fields: dict[str, Any]) -> dict[str, Any]:
+    """`fields` with text that stands in blocks of other types as blocks of text."""
+    return with_each(fields, "messages", MAX_MESSAGES, lambda turn: with_each(turn, "content", MAX_PARTS, _text_read))
+
+
+def _text_read(block: Any) -> Any:
+    block = read_part(block, "text")
+    return with_each(block, "content", MAX_PARTS, _text_read) if kind_of(block) == "tool_result" else block
 
 
 def without_hints(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
     """`fields` without hints for a cache and the like in their parts; `ignored` is told of them."""
     fields = with_each(fields, "system", MAX_PARTS, lambda block: _lenient_block(block, "system", ignored))
     fields = with_each(
-        fields, "tools", MAX_TOOLS, lambda tool: lenient(tool, CustomTool, TOOL_IGNORED, "tools", ignored)
+        fields,
+        "tools",
+        MAX_TOOLS,
+        lambda tool: (
+            tool if is_server_tool(tool, OWN_TOOLS) else lenient(tool, CustomTool, TOOL_IGNORED, "tools", ignored)
+        ),
     )
     return with_each(fields, "messages", MAX_MESSAGES, lambda turn: _lenient_turn(turn, ignored))
 
@@ -203,12 +258,16 @@ def _lenient_turn(turn: Any, ignored: IgnoredFields) -> Any:
 
 def _lenient_block(block: Any, place: str, ignored: IgnoredFields) -> Any:
     kind = _kind_of_block(block)
-    if kind is None:
+    if kind is None or kind not in _MODELS:
         return block
     block = lenient(block, _MODELS[kind], BLOCK_IGNORED, place, ignored)
     if kind != "#tool_result":
         return block
-    return with_each(block, "content", MAX_PARTS, lambda part: _lenient_block(part, place, ignored))
+    return with_each(block, "content", MAX_PARTS, lambda part: _lenient_result_part(part, place, ignored))
+
+
+def _lenient_result_part(part: Any, place: str, ignored: IgnoredFields) -> Any:
+    return noted_part(lenient(part, TextBlock, BLOCK_IGNORED, place, ignored), "text", place, ignored)
 
 
 def as_chat(request: MessagesRequest) -> dict[str, Any]:
@@ -245,7 +304,8 @@ def _effort(request: MessagesRequest) -> str | None:
 
 def _tools(request: MessagesRequest) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    if request.tools:
+    functions = [tool for _, tool in request.functions]
+    if functions:
         fields["tools"] = [
             {
                 "type": "function",
@@ -256,12 +316,13 @@ def _tools(request: MessagesRequest) -> dict[str, Any]:
                     "strict": tool.strict,
                 },
             }
-            for tool in request.tools
+            for tool in functions
         ]
     choice = request.tool_choice
-    if choice is None:
+    # Where all tools were left out, the choice among them is the model's to answer without one.
+    if choice is None or (request.tools and not functions and choice.type == "auto"):
         return fields
-    if request.tools:
+    if functions:
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     if choice.type == "tool":
         return fields | {"tool_choice": {"type": "function", "function": {"name": choice.name}}}
@@ -295,13 +356,17 @@ def _messages(turn: Turn) -> list[dict[str, Any]]:
         if isinstance(block, ToolUse)
     ]
     text = "".join(block.text for block in turn.content if isinstance(block, TextBlock))
-    said = [{"role": turn.role, "content": text} | ({"tool_calls": calls} if calls else {})]
+    thoughts = "\n".join(block.thinking for block in turn.content if isinstance(block, Thinking) and block.thinking)
+    told = ({"tool_calls": calls} if calls else {}) | ({"reasoning_content": thoughts} if thoughts else {})
+    # Templates tell a turn of calls alone by null: DeepSeek-R1's drops the calls beside an empty text.
+    said = [{"role": turn.role, "content": text if text or not calls else None} | told]
     return [*results, *(said if text or calls or not results else [])]
 
 
 def _places(request: MessagesRequest) -> Mapping[str, str]:
     """Of which of the client's turns the chat's messages are made; calls are blocks of a turn's content."""
-    places: dict[str, str] = {}
+    places = {f"tools[{number}]": f"tools[{index}]" for number, (index, _) in enumerate(request.functions)}
+    places |= {f"{ours}.function": theirs for ours, theirs in places.items()}
     number = 1 if request.system else 0
     for index, turn in enumerate(request.messages):
         for _ in _messages(turn):
@@ -327,6 +392,7 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "response_format": "output_config.format.schema",
         "response_format.json_schema.schema": "output_config.format.schema",
         "stop": "stop_sequences",
+        "messages[system]": "system",
         "tool_choice.function.name": "tool_choice.name",
     }
 )

@@ -11,6 +11,7 @@ from typing import Any
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import Dialect, Event, Stamp
 from stageline_gateway.openai_api.dialects.responses_request import ResponsesRequest
+from stageline_gateway.openai_api.dialects.responses_tools import written_tools
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class _Item:
     id: str
     name: str = ""
     call_id: str = ""
+    namespace: str | None = None
     texts: list[str] = field(default_factory=list)
 
     @property
@@ -38,7 +40,8 @@ class _Item:
         item = {"id": self.id, "type": self.kind, "status": status}
         match self.kind:
             case "function_call":
-                return item | {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+                item |= {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+                return item if self.namespace is None else item | {"namespace": self.namespace}
             case "reasoning":
                 return item | {"summary": [], "content": [] if begun else [self.part]}
             case _:
@@ -50,6 +53,7 @@ _DELTAS = {
     "reasoning": ("response.reasoning_text.delta", "response.reasoning_text.done"),
     "function_call": ("response.function_call_arguments.delta", "response.function_call_arguments.done"),
 }
+_SERVER_ERRORS = 500
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
@@ -76,10 +80,15 @@ class ResponsesDialect(Dialect):
         for call in delta.get("tool_calls", ()):
             function = call["function"]
             if "id" in call:
-                events += self._begin(_Item("function_call", _new_id("fc"), function["name"], call["id"]))
+                events += self._begin(self._called(function["name"], call["id"]))
             if function["arguments"]:
                 events += self._add(function["arguments"])
         return events
+
+    def _called(self, name: str, call_id: str) -> _Item:
+        """The item of a call of the chat's function `name`."""
+        offered = next(one for one in self._asked.functions if one.name == name)
+        return _Item("function_call", _new_id("fc"), offered.tool.name, call_id, offered.namespace)
 
     def end(self, reason: str, counts: dict[str, Any], stop_string: str | None) -> list[Event]:  # noqa: ARG002
         is_cut = reason == "length"
@@ -95,9 +104,11 @@ class ResponsesDialect(Dialect):
         return [*events, self._event(f"response.{self._status}", response=self.whole())]
 
     def failed(self, error: ApiError) -> list[Event]:
-        self._status, self._error = "failed", {"code": "server_error", "message": error.message}
+        begun = [] if self._number else self.begin(0)
+        code = "server_error" if error.status >= _SERVER_ERRORS else "invalid_prompt"
+        self._status, self._error = "failed", {"code": code, "message": error.message}
         events = self._close("incomplete")
-        return [*events, self._event("response.failed", response=self.whole())]
+        return [*begun, *events, self._event("response.failed", response=self.whole())]
 
     def whole(self) -> dict[str, Any]:
         asked = self._asked
@@ -122,7 +133,7 @@ class ResponsesDialect(Dialect):
             "temperature": asked.temperature,
             "text": {"format": _format(asked)},
             "tool_choice": _choice(asked),
-            "tools": [tool.model_dump() for tool in asked.tools],
+            "tools": written_tools(asked.tools),
             "top_p": asked.top_p,
             "truncation": "disabled",
             "usage": self._usage,
@@ -198,4 +209,4 @@ def _format(asked: ResponsesRequest) -> dict[str, Any]:
 
 def _choice(asked: ResponsesRequest) -> Any:
     chosen = asked.tool_choice or "auto"
-    return chosen if isinstance(chosen, str) else chosen.model_dump()
+    return chosen if isinstance(chosen, str) else chosen.model_dump(exclude_none=True)

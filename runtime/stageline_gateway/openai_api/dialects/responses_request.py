@@ -3,10 +3,11 @@
 Nothing is stored here: what refers to something stored is refused by name, and `store` itself is ignored.
 """
 
+import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
@@ -21,11 +22,28 @@ from stageline_gateway.openai_api.chat_types import (
     Strict,
     ToolName,
     text_or_list,
-    word_or_named,
 )
 from stageline_gateway.openai_api.client_words import ClientWords
-from stageline_gateway.openai_api.known_fields import TOOL_IGNORED, VLLM_KNOWN, Fate, Known
+from stageline_gateway.openai_api.dialects.responses_tools import (
+    AllowedFunctions,
+    ChosenFunction,
+    Offered,
+    ResponseToolChoice,
+    ResponseTools,
+    joined_name,
+    left_out_tools,
+    lenient_tool,
+    offered_functions,
+)
+from stageline_gateway.openai_api.known_fields import VLLM_KNOWN, Fate, Known
 from stageline_gateway.openai_api.request_types import CarriedToChat, Stop, TokenCount
+from stageline_gateway.openai_api.unread_parts import (
+    TextAlone,
+    Unread,
+    kind_of,
+    noted_part,
+    read_part,
+)
 from stageline_gateway.openai_api.validation import IgnoredFields, lenient, with_each
 
 NOTHING_STORED: Final = "Responses are not stored here: send the turns before as 'input'."
@@ -65,15 +83,16 @@ ITEM_REPEATED: Final = frozenset({"id", "status"})
 """Of an item of `input`: what answers from here have, and clients send back."""
 PART_REPEATED: Final = frozenset({"annotations", "logprobs"})
 """Of a part of a message's content, likewise."""
-ITEM_IGNORED: Final = frozenset({"phase", "namespace", "caller", "async", "async_", "parsed_arguments"})
+ITEM_IGNORED: Final = frozenset({"phase", "caller", "async", "async_", "parsed_arguments"})
+RESULT_IGNORED: Final = ITEM_IGNORED | {"name", "namespace"}
+"""Of what a call gave, which its id tells."""
 PART_IGNORED: Final = frozenset({"prompt_cache_breakpoint", "parsed"})
-FUNCTION_TOOL_IGNORED: Final = TOOL_IGNORED | {"output_schema"}
 
 
 class InputText(Strict):
     """A part of a message; only text can be read by the models served here."""
 
-    type: Literal["input_text", "output_text", "text"]
+    type: Annotated[Literal["input_text", "output_text", "text"], TextAlone]
     text: str
 
 
@@ -104,19 +123,35 @@ class InputCall(Strict):
     type: Literal["function_call"]
     call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
     name: ToolName
+    namespace: ToolName | None = None
     arguments: str
+
+
+class InputCustomCall(Strict):
+    """A call of a tool that takes a text in place of arguments."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    name: ToolName
+    namespace: ToolName | None = None
+    input: str
+
+    @property
+    def arguments(self) -> str:
+        """The same as a function would be called."""
+        return json.dumps({"input": self.input}, ensure_ascii=False)
 
 
 class InputResult(Strict):
     """What a call gave."""
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
     output: InputContent
 
 
 class InputReasoning(Strict):
-    """What an earlier answer thought; not shown to the model again."""
+    """What an earlier answer thought; the model's template decides whether it is shown again."""
 
     type: Literal["reasoning"]
     summary: list[Any] | None = None
@@ -129,21 +164,43 @@ _MODELS: Final[Mapping[str, type[Strict]]] = MappingProxyType(
         "#message": InputMessage,
         "#function_call": InputCall,
         "#function_call_output": InputResult,
+        "#custom_tool_call": InputCustomCall,
+        "#custom_tool_call_output": InputResult,
         "#reasoning": InputReasoning,
     }
 )
+_UNREAD: Final = frozenset(
+    {
+        "additional_tools",
+        "compaction",
+        "compaction_summary",
+        "context_compaction",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_list_tools",
+        "program",
+    }
+)
+_UNREAD_ENDS: Final = ("_call", "_output")
+"""Of types of items that tell what OpenAI's own servers did, or what a tool did that can't be offered here."""
 
 
 def _kind_of_item(value: Any) -> str | None:
     kind = value.get("type", "message") if isinstance(value, dict) else None
-    return f"#{kind}" if f"#{kind}" in _MODELS else None
+    if f"#{kind}" in _MODELS:
+        return f"#{kind}"
+    known = kind_of(value)
+    return "#unread" if known is not None and (known in _UNREAD or known.endswith(_UNREAD_ENDS)) else None
 
 
 InputItem = Annotated[
     Annotated[InputMessage, Tag("#message")]
     | Annotated[InputCall, Tag("#function_call")]
     | Annotated[InputResult, Tag("#function_call_output")]
-    | Annotated[InputReasoning, Tag("#reasoning")],
+    | Annotated[InputCustomCall, Tag("#custom_tool_call")]
+    | Annotated[InputResult, Tag("#custom_tool_call_output")]
+    | Annotated[InputReasoning, Tag("#reasoning")]
+    | Annotated[Unread, Tag("#unread")],
     Discriminator(
         _kind_of_item,
         custom_error_type="item_type",
@@ -157,23 +214,6 @@ Input = Annotated[
         text_or_list, custom_error_type="input_type", custom_error_message="must be a string or a list of items"
     ),
 ]
-
-
-class FunctionTool(Strict):
-    """A function that may be called; the only kind of tool here."""
-
-    type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ChosenFunction(Strict):
-    """A choice of one function."""
-
-    type: Literal["function"]
-    name: ToolName
 
 
 class TextFormat(Strict):
@@ -214,23 +254,29 @@ class ResponsesRequest(CarriedToChat):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     stop: Stop = Field(default_factory=list)
     stream: bool = False
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("#word")] | Annotated[ChosenFunction, Tag("#named")],
-            Discriminator(
-                word_or_named,
-                custom_error_type="tool_choice_type",
-                custom_error_message="must be 'none', 'auto', 'required' or an object that names a function",
-            ),
-        ]
-        | None
-    ) = None
+    tools: ResponseTools = Field(default_factory=list)
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool = True
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     user: str | None = None
     """Only repeated in the answer."""
+
+    @cached_property
+    def functions(self) -> list[Offered]:
+        """What the chat offers of the tools."""
+        return offered_functions(self.tools)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Names of tools and items that are left out -> their types."""
+        items = self.input if isinstance(self.input, list) else []
+        chosen = self.tool_choice.tools if isinstance(self.tool_choice, AllowedFunctions) else []
+        return (
+            left_out_tools(self.tools)
+            | {f"tool_choice.tools[{tool.type}]": tool.type for tool in chosen if isinstance(tool, Unread)}
+            | {f"input[{item.type}]": item.type for item in items if isinstance(item, Unread)}
+        )
 
 
 def fields_without_effect(request: ResponsesRequest) -> dict[str, Any]:
@@ -238,6 +284,7 @@ def fields_without_effect(request: ResponsesRequest) -> dict[str, Any]:
     text, reasoning = request.text or TextConfig(), request.reasoning or ReasoningConfig()
     asked_form = text.format
     return {
+        **request.left_out,
         "user": request.user or None,
         "text.verbosity": text.verbosity,
         "text.format.description": None if asked_form is None else asked_form.description,
@@ -273,8 +320,12 @@ def without_repeated(fields: dict[str, Any]) -> dict[str, Any]:
 def _item_without_repeated(item: Any) -> Any:
     item = _without(ITEM_REPEATED, item)
     for name in ("content", "output"):
-        item = with_each(item, name, MAX_PARTS, partial(_without, PART_REPEATED))
+        item = with_each(item, name, MAX_PARTS, _read)
     return item
+
+
+def _read(part: Any) -> Any:
+    return read_part(_without(PART_REPEATED, part), "input_text")
 
 
 def _without(names: AbstractSet[str], part: Any) -> Any:
@@ -285,31 +336,35 @@ def _without(names: AbstractSet[str], part: Any) -> Any:
 
 def without_hints(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, Any]:
     """`fields` without what their parts say to nobody here; `ignored` is told of it."""
-    fields = with_each(
-        fields, "tools", MAX_TOOLS, lambda tool: lenient(tool, FunctionTool, FUNCTION_TOOL_IGNORED, "tools", ignored)
-    )
+    fields = with_each(fields, "tools", MAX_TOOLS, lambda tool: lenient_tool(tool, ignored))
     return with_each(fields, "input", MAX_MESSAGES, lambda item: _lenient_item(item, ignored))
 
 
 def _lenient_item(item: Any, ignored: IgnoredFields) -> Any:
     kind = _kind_of_item(item)
-    if kind is None:
+    if kind is None or kind not in _MODELS:
         return item
-    item = lenient(item, _MODELS[kind], ITEM_IGNORED, "input", ignored)
-    for name in ("content", "output"):
-        item = with_each(item, name, MAX_PARTS, partial(_lenient_part, f"input.{name}", ignored))
-    return item
+    model = _MODELS[kind]
+    item = lenient(item, model, RESULT_IGNORED if model is InputResult else ITEM_IGNORED, "input", ignored)
+    if model is InputResult and item.get("output", "") is None:
+        item = item | {"output": ""}
+    item = with_each(item, "content", MAX_PARTS, partial(_lenient_part, "input.content", ignored))
+    return with_each(item, "output", MAX_PARTS, partial(_lenient_result_part, "input.output", ignored))
 
 
 def _lenient_part(place: str, ignored: IgnoredFields, part: Any) -> Any:
     return lenient(part, InputText, PART_IGNORED, place, ignored)
 
 
+def _lenient_result_part(place: str, ignored: IgnoredFields, part: Any) -> Any:
+    return noted_part(_lenient_part(place, ignored, part), "input_text", place, ignored)
+
+
 def as_chat(request: ResponsesRequest) -> dict[str, Any]:
     """The fields of a chat that answers `request`. Raises ApiError 400 for more calls than a turn may have."""
     fields: dict[str, Any] = {
         "model": request.model,
-        "messages": [turn.message for turn in _turns(request)],
+        "messages": [turn.whole_message for turn in _turns(request)],
         "temperature": request.temperature,
         "top_p": request.top_p,
         "stop": request.stop,
@@ -319,16 +374,17 @@ def as_chat(request: ResponsesRequest) -> dict[str, Any]:
         "reasoning_effort": None if request.reasoning is None else request.reasoning.effort,
         **request.carried,
     }
-    if request.tools:
-        fields["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in request.tools
-        ]
+    if request.functions:
+        fields["tools"] = [offered.as_chats() for offered in request.functions]
         fields["parallel_tool_calls"] = request.parallel_tool_calls
     choice = request.tool_choice
-    if isinstance(choice, ChosenFunction):
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif choice is not None and (request.tools or choice == "required"):
-        fields["tool_choice"] = choice
+    match choice:
+        case ChosenFunction():
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.chat_name}}
+        case AllowedFunctions():
+            fields["tool_choice"] = choice.as_chats()
+        case _ if choice is not None and (request.functions or choice == "required"):
+            fields["tool_choice"] = choice
     return fields
 
 
@@ -347,6 +403,13 @@ class _Turn:
     items: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     """Those of its items that are calls."""
+    thoughts: list[str] = field(default_factory=list)
+    """Texts of reasoning items that belong to it, in order."""
+
+    @property
+    def whole_message(self) -> dict[str, Any]:
+        """The message with all of its reasoning."""
+        return self.message | {"reasoning_content": "\n".join(self.thoughts)} if self.thoughts else self.message
 
 
 def _turns(request: ResponsesRequest) -> list[_Turn]:
@@ -356,11 +419,12 @@ def _turns(request: ResponsesRequest) -> list[_Turn]:
         turns.append(_Turn({"role": "system", "content": request.instructions}))
     if isinstance(request.input, str):
         return [*turns, _Turn({"role": "user", "content": request.input})]
+    thoughts: list[str] = []
     for index, item in enumerate(request.input):
         match item:
             case InputMessage():
                 turns.append(_Turn({"role": item.role, "content": _text(item.content)}, [index]))
-            case InputCall():
+            case InputCall() | InputCustomCall():
                 if not turns or turns[-1].message["role"] != "assistant":
                     turns.append(_Turn({"role": "assistant", "content": None}))
                 if len(turns[-1].calls) == MAX_TOOLS:
@@ -373,18 +437,37 @@ def _turns(request: ResponsesRequest) -> list[_Turn]:
                 result = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
                 turns.append(_Turn(result, [index]))
             case InputReasoning():
-                pass
+                thoughts += _thoughts(item)
+                continue
+            case Unread():
+                continue
+        if turns[-1].message["role"] == "assistant":
+            turns[-1].thoughts.extend(thoughts)
+        thoughts = []
     return turns
 
 
-def _call(item: InputCall) -> dict[str, Any]:
-    function = {"name": item.name, "arguments": item.arguments}
+def _thoughts(item: InputReasoning) -> list[str]:
+    """The texts of a reasoning item, or else of its summary."""
+    for parts in (item.content, item.summary):
+        found = (part.get("text") for part in parts or [] if isinstance(part, dict))
+        if texts := [text for text in found if isinstance(text, str) and text]:
+            return texts
+    return []
+
+
+def _call(item: InputCall | InputCustomCall) -> dict[str, Any]:
+    function = {"name": joined_name(item.namespace, item.name), "arguments": item.arguments}
     return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _places(request: ResponsesRequest) -> Mapping[str, str]:
     """Where in `input` the chat's messages and their calls come from."""
-    places: dict[str, str] = {}
+    places = {f"tools[{number}]": offered.place for number, offered in enumerate(request.functions)}
+    if isinstance(choice := request.tool_choice, AllowedFunctions):
+        allowed = enumerate(choice.functions)
+        places |= {f"tool_choice.allowed_tools.tools[{n}]": f"tool_choice.tools[{index}]" for n, (index, _) in allowed}
+    places |= {f"{ours}.function": theirs for ours, theirs in places.items()}
     for number, turn in enumerate(_turns(request)):
         message = f"messages[{number}]"
         if turn.items:
@@ -405,8 +488,10 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
         "tools.function.name": "tools.name",
         "tools.function.strict": "tools.strict",
         "tool_choice.function.name": "tool_choice.name",
+        "tool_choice.allowed_tools.tools.function.name": "tool_choice.tools.name",
         "reasoning_effort": "reasoning.effort",
         "messages": "input",
+        "messages[system]": "input[system]",
         "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",
         "response_format.json_schema": "text.format.schema",

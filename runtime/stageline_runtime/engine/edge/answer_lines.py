@@ -15,9 +15,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from json.encoder import encode_basestring
 
-from pydantic_core import to_json
+import msgspec
 
 from stageline_api.engine_http import Admitted, Failed, Finished, FinishReason
 from stageline_runtime.engine.core_api import (
@@ -38,11 +37,11 @@ MOST_LOGPROBS = 512
 """Of one line: with twenty alternatives each they are a megabyte or two, and who reads lines takes eight at most."""
 MOST_DELTA_BYTES = 64 * 1024
 """Of a line of text and token ids, its frame aside: one of so many is made in a millisecond or two."""
-MOST_WRITE_CHARACTERS = 256 * 1024
+MOST_WRITE_BYTES = 256 * 1024
 """Lines that wait are put into one write up to so much; only one line that is longer by itself goes beyond."""
-MOST_BEFORE_A_LINE = MOST_WRITE_CHARACTERS - MOST_DELTA_BYTES - 1024
+MOST_BEFORE_A_LINE = MOST_WRITE_BYTES - MOST_DELTA_BYTES - 1024
 """In a write with more than this there may be no room for another line."""
-LARGE_LINE_CHARACTERS = 16 * 1024
+LARGE_LINE_BYTES = 16 * 1024
 """Such a line took a millisecond or more to make: it ends its write, so that others have their turn before the next."""
 _CHARACTER_BYTES = 6
 """At most, in JSON: that of a control character."""
@@ -111,20 +110,20 @@ class AnswerLines:
         if self._unwritten.has_any:
             self._wake()
 
-    def next_line(self) -> str:
+    def next_line(self) -> bytes:
         """The next line, without its end; blank when it only has to be said that the request still waits."""
         self._word_due = False
         if not self._admitted_told:
             self._admitted_told = True
-            return self._admitted().model_dump_json()
+            return self._admitted().to_json()
         if self._prompt is not None and (piece := self._unwritten.next_prompt_piece()) is not None:
-            return self._prompt.written(piece).model_dump_json()
+            return self._prompt.written(piece).to_json()
         if (delta := self._unwritten.next_delta()) is not None:
             return delta
         if (end := self._unwritten.end) is None:
-            return ""
+            return b""
         self.is_over = True
-        return end.model_dump_json()
+        return end.to_json()
 
     def close(self) -> None:
         """Nothing more is wanted of it. Idempotent."""
@@ -248,7 +247,7 @@ class _Unwritten:
         """The first piece of the prompt that waits; they stand before all output."""
         return self._prompt.popleft() if self._prompt else None
 
-    def next_delta(self) -> str | None:
+    def next_delta(self) -> bytes | None:
         """Output that waits, as much as is one line: of many log probabilities the beginning, and the text last."""
         if not self._deltas:
             return None
@@ -305,11 +304,7 @@ def _parts(piece: Piece) -> Iterator[tuple[str, Sequence[int]]]:
         yield piece.text[start : start + most_characters], ()
 
 
-def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[Mapping[str, object]] = ()) -> str:
-    """What `Delta` writes of itself; without log probabilities, as nearly all are, at a third of its cost."""
-    if logprobs:
-        # What is infinite is null, as in a type.
-        delta = {"type": "delta", "text": text, "token_ids": token_ids, "logprobs": logprobs}
-        return to_json(delta, inf_nan_mode="null").decode()
-    ids = ",".join(map(str, token_ids))
-    return f'{{"type":"delta","text":{encode_basestring(text)},"token_ids":[{ids}],"logprobs":[]}}'
+def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[Mapping[str, object]] = ()) -> bytes:
+    """What `Delta` writes of itself. What is infinite is null."""
+    delta: dict[str, object] = {"type": "delta", "text": text, "token_ids": token_ids}
+    return msgspec.json.encode(delta | {"logprobs": logprobs} if logprobs else delta)

@@ -13,18 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, assert_never
 
-from pydantic import ValidationError
-
-from stageline_api.engine_http import ErrorCode, Failed, GenerateRequest
-from stageline_api.multiplexing import BrokenConnectionError, ClientLine, Refused, Word
+from stageline_api.engine_http import ErrorCode, Failed, GenerateRequest, Refused
+from stageline_api.multiplexing import QUICK_LINE_BYTES, BrokenConnectionError, ClientLine, Word
 from stageline_runtime.engine.edge.answer_lines import (
-    LARGE_LINE_CHARACTERS,
+    LARGE_LINE_BYTES,
     MOST_BEFORE_A_LINE,
     QUEUED_WORD_SECONDS,
     AnswerLines,
 )
-from stageline_runtime.engine.edge.generation import Generation, ReadRequest
-from stageline_runtime.engine.edge.http_errors import invalid_body
+from stageline_runtime.engine.edge.generation import Generation, ReadRequest, parse_request
 from stageline_runtime.engine.errors import EngineRefusal
 
 logger = logging.getLogger(__name__)
@@ -35,10 +32,14 @@ MOST_UNTOLD: Final = 2 * MOST_STREAMS
 
 
 class _Stream:
-    __slots__ = ("answer", "is_held", "last_word", "number", "reading", "timer", "word_due")
+    __slots__ = ("answer", "is_held", "last_word", "number", "reading", "request_id", "timer", "unread", "word_due")
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.request_id: str | None = None
+        """Once it is parsed."""
+        self.unread = 0
+        """Bytes of its request, until they are parsed."""
         self.is_held = False
         self.reading: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
@@ -53,6 +54,10 @@ class _Stream:
     def has_waiting(self) -> bool:
         return self.last_word is not None or (self.word_due if self.answer is None else self.answer.has_waiting)
 
+    def parsed(self, request: GenerateRequest) -> GenerateRequest:
+        self.request_id = request.request_id
+        return request
+
     def was_read(self) -> None:
         """Or nobody wants it read any more."""
         self.reading = None
@@ -62,13 +67,18 @@ class _Stream:
 
 
 class ConnectionStreams:
-    """`wake` is called when something waits after nothing did."""
+    """`wake` is called when something waits after nothing did, `on_parsed` when a long request has been parsed."""
 
-    def __init__(self, generation: Generation, wake: Callable[[], None]) -> None:
+    def __init__(self, generation: Generation, wake: Callable[[], None], on_parsed: Callable[[], None]) -> None:
         self._generation = generation
         self._wake = wake
+        self._on_parsed = on_parsed
         self._streams: dict[int, _Stream] = {}
         self._waiting: OrderedDict[int, _Stream] = OrderedDict()
+        self._unread: dict[int, bytes] = {}
+        """Requests of streams that are open and not begun, by their number, the oldest first."""
+        self.unread_bytes = 0
+        """Of those, and of those that are being parsed."""
         self._last_number = -1
 
     def __len__(self) -> int:
@@ -79,7 +89,7 @@ class ConnectionStreams:
         return bool(self._waiting)
 
     def obey(self, line: ClientLine) -> None:
-        """Do what the client says.
+        """Do what the client says; streams that it opens are begun by `begin_next`, unless it closes them first.
 
         Raises:
             BrokenConnectionError: a number comes again, or nothing is read of what it is told.
@@ -107,6 +117,8 @@ class ConnectionStreams:
         if stream is None:
             return
         self._waiting.pop(number, None)
+        self._unread.pop(number, None)
+        self._give_back(stream)
         if stream.reading is not None:
             stream.reading.cancel()
             stream.was_read()
@@ -120,15 +132,15 @@ class ConnectionStreams:
     def next_lines(self) -> bytes:
         """Lines that wait, for one write: a line of each stream in turn, until there are none or it is enough."""
         lines: list[bytes] = []
-        num_characters = 0
-        while self._waiting and num_characters <= MOST_BEFORE_A_LINE:
+        num_bytes = 0
+        while self._waiting and num_bytes <= MOST_BEFORE_A_LINE:
             number, stream = self._waiting.popitem(last=False)
             line = self._line_of(stream)
             lines.append(line)
-            num_characters += len(line)
+            num_bytes += len(line)
             if number in self._streams and stream.has_waiting:
                 self._waiting[number] = stream
-            if len(line) > LARGE_LINE_CHARACTERS:
+            if len(line) > LARGE_LINE_BYTES:
                 break
         return b"".join(lines)
 
@@ -136,16 +148,16 @@ class ConnectionStreams:
         number, answer, is_over = stream.number, stream.answer, True
         try:
             if stream.last_word is not None:
-                line = stream.last_word.model_dump_json()
+                line = stream.last_word.to_json()
             elif answer is not None:
                 line = answer.next_line()
                 is_over = answer.is_over
             else:
                 assert stream.word_due, "a stream waits with nothing to say"
-                line, is_over, stream.word_due = "", False, False
-            written = f"{number} {line}\n".encode() if line else b"%d\n" % number
+                line, is_over, stream.word_due = b"", False, False
+            written = b"%d %b\n" % (number, line) if line else b"%d\n" % number
         except Exception:
-            written = f"{number} {_failed('an answer could not be written').model_dump_json()}\n".encode()
+            written = b"%d %b\n" % (number, _failed("an answer could not be written").to_json())
             is_over = True
         if is_over:
             self.close(number)
@@ -164,35 +176,60 @@ class ConnectionStreams:
             refusal = EngineRefusal(ErrorCode.QUEUE_FULL, f"{MOST_STREAMS} streams are open on this connection", 1.0)
             self._end_with(stream, Refused(error=refusal.body()))
         else:
-            self._parse_and_start(stream, request)
+            self._unread[number] = request
+            stream.unread = len(request)
+            self.unread_bytes += len(request)
 
-    def _parse_and_start(self, stream: _Stream, written: bytes) -> None:
-        """By what parses it where it is asked by itself, so whatever is wrong is said in the same words."""
-        with self._ending(stream, "a request could not be parsed"):
-            try:
-                request = GenerateRequest.model_validate_json(written)
-            except ValidationError as error:
-                raise invalid_body(error) from None
-            self._read_and_start(stream, request)
+    def begin_next(self) -> bool:
+        """Begin the oldest request that was opened and not closed since; whether there was one."""
+        if not self._unread:
+            return False
+        number = next(iter(self._unread))
+        written = self._unread.pop(number)
+        stream = self._streams[number]
+        if len(written) > QUICK_LINE_BYTES:
+            self._read_later(stream, written)
+        else:
+            self._give_back(stream)
+            self._start_or_read_later(stream, written)
+        return True
 
-    def _read_and_start(self, stream: _Stream, request: GenerateRequest) -> None:
-        with self._ending(stream, "a request could not be read", request.request_id):
+    def _start_or_read_later(self, stream: _Stream, written: bytes) -> None:
+        with self._ending(stream, "a request could not be read"):
+            request = stream.parsed(parse_request(written))
             read = self._generation.read_at_once(request)
             if read is None:
-                stream.reading = asyncio.create_task(self._read_and_start_later(stream, request))
-                self._say_if_read_later(stream)
+                self._read_later(stream, request)
             else:
                 self._start(stream, request, read)
 
-    async def _read_and_start_later(self, stream: _Stream, request: GenerateRequest) -> None:
+    def _read_later(self, stream: _Stream, asked: GenerateRequest | bytes) -> None:
+        stream.reading = asyncio.create_task(self._read_and_start(stream, asked))
+        self._say_if_read_later(stream)
+
+    async def _parse_later(self, stream: _Stream, written: bytes) -> GenerateRequest:
         try:
-            with self._ending(stream, "a request could not be read", request.request_id):
+            return await self._generation.parse(written)
+        finally:
+            self._give_back(stream)
+
+    def _give_back(self, stream: _Stream) -> None:
+        """Its request is parsed, or nobody wants it: a task that is cancelled before it begins never says so."""
+        if stream.unread:
+            self.unread_bytes -= stream.unread
+            stream.unread = 0
+            self._on_parsed()
+
+    async def _read_and_start(self, stream: _Stream, asked: GenerateRequest | bytes) -> None:
+        try:
+            with self._ending(stream, "a request could not be read"):
+                request = stream.parsed(await self._parse_later(stream, asked)) if isinstance(asked, bytes) else asked
                 self._start(stream, request, await self._generation.read(request))
         except asyncio.CancelledError:
             if stream.reading is None or stream.reading.cancelling():
                 raise
             # Not this task was cancelled but one that it waits for, as others may; its stream still needs an end.
-            self._end_with(stream, _failed("what a request waits for was cancelled", request.request_id))
+            self._end_with(stream, _failed("what a request waits for was cancelled", stream.request_id))
         finally:
             stream.was_read()
 
@@ -207,14 +244,14 @@ class ConnectionStreams:
         stream.timer = asyncio.get_running_loop().call_later(QUEUED_WORD_SECONDS, say)
 
     @contextmanager
-    def _ending(self, stream: _Stream, what: str, request_id: str | None = None) -> Iterator[None]:
+    def _ending(self, stream: _Stream, what: str) -> Iterator[None]:
         """Whatever keeps its request from being started is the stream's last word; a bug is logged as `what`."""
         try:
             yield
         except EngineRefusal as refusal:
             self._end_with(stream, Refused(error=refusal.body()))
         except Exception:
-            self._end_with(stream, _failed(what, request_id))
+            self._end_with(stream, _failed(what, stream.request_id))
 
     def _start(self, stream: _Stream, request: GenerateRequest, read: ReadRequest) -> None:
         stream.answer = self._generation.start(request, read, lambda: self._wait_if_any(stream))

@@ -10,19 +10,19 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from stageline_api.engine_http import ChatPrompt, ErrorCode, GenerateRequest, Prompt
+from stageline_api.engine_http import ErrorCode, GenerateRequest, UnreadableError
 from stageline_runtime.engine.core_api import AdmittedRequest, EndEvent, EngineCoreApi
 from stageline_runtime.engine.edge.answer_lines import AnswerLines
+from stageline_runtime.engine.edge.http_errors import invalid_body
 from stageline_runtime.engine.edge.prompt_room import PromptRoom
 from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.output_text import OutputStart, start_output
-from stageline_runtime.engine.text.prompts import PromptReader, is_quick, size_of
+from stageline_runtime.engine.text.prompt_size import work_of
+from stageline_runtime.engine.text.prompts import PromptReader, is_quick
 
 logger = logging.getLogger(__name__)
 LARGE = 64 * 1024
 """Characters, or ids: a prompt of as many takes a quarter of a second at worst."""
-MESSAGE_CHARACTERS = 64
-"""A message of a chat takes a template as long as so many characters of text."""
 Done = TypeVar("Done")
 PrepareGuide = Callable[[str], Awaitable[None]]
 """Returns once an answer can be held to a JSON schema at once; raises EngineRefusal where it can't be."""
@@ -30,21 +30,35 @@ ReadRequest = tuple[AdmittedRequest, OutputStart]
 
 
 class ReadingThreads:
-    """Where prompts are read that are not quick, and their bodies: one thread for large ones, and one for the rest.
+    """Where prompts are read that are not quick: one thread for large ones, one for the rest, one for long bodies.
 
     Every chat needs one for its template. A prompt of megabytes takes seconds to tokenize: such ones wait for each
-    other, and nobody else for them. There are no more threads because parsing and templates are Python's: of several
-    only one runs, and each has the event loop wait for the interpreter's lock once more between two tokens.
+    other, and nobody else for them. Bodies are parsed beside that, since what stands behind them on a connection is
+    read once they are. There are no more threads because parsing and templates are Python's: of several only one runs,
+    and each has the event loop wait for the interpreter's lock once more between two tokens.
     """
 
     def __init__(self) -> None:
         self._for_large = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-prompts")
         self._for_rest = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prompts")
+        self._for_bodies = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
 
     async def run(self, size: int, work: Callable[[], Done]) -> Done:
         """`work` on so many characters or ids, off the event loop."""
         threads = self._for_large if size > LARGE else self._for_rest
         return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+    async def parse(self, work: Callable[[], Done]) -> Done:
+        """`work` on a long body, off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._for_bodies, work)
+
+
+def parse_request(written: bytes) -> GenerateRequest:
+    """Raises EngineRefusal."""
+    try:
+        return GenerateRequest.from_json(written)
+    except UnreadableError as error:
+        raise invalid_body(error, written) from None
 
 
 class Generation:
@@ -60,6 +74,10 @@ class Generation:
         self._prompt_room = PromptRoom()
         self._live: set[str] = set()
         """Ids of admitted requests; a second one of the same id would be aborted with the first."""
+
+    async def parse(self, written: bytes) -> GenerateRequest:
+        """A long request, off the event loop. Raises EngineRefusal."""
+        return await self._threads.parse(lambda: parse_request(written))
 
     def read_at_once(self, request: GenerateRequest) -> ReadRequest | None:
         """The request as the core takes it; None where that takes long or has to wait: `read` it then.
@@ -78,7 +96,7 @@ class Generation:
         if is_quick(request):
             done = self._read(request)
         else:
-            done = await self._threads.run(_work_of(request.prompt), lambda: self._read(request))
+            done = await self._threads.run(work_of(request.prompt, LARGE), lambda: self._read(request))
         if (guide := request.sampling.guide) is not None:
             await self._prepare_guide(guide)
         return done
@@ -117,12 +135,6 @@ class Generation:
     def _read(self, request: GenerateRequest) -> ReadRequest:
         admitted = self._reader.read(request)
         return admitted, start_output(self._reader.tokenizer, admitted, request.generated_characters)
-
-
-def _work_of(prompt: Prompt) -> int:
-    """How long reading it takes, in characters or ids."""
-    messages = len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0
-    return size_of(prompt) + MESSAGE_CHARACTERS * messages
 
 
 def _log_context(request: GenerateRequest) -> None:

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from stageline_api import ports
 from stageline_api.failures import FailureClass
+from stageline_api.http_connection import HttpConnection
 from stageline_runtime.termination import RuntimeFailure
 
 IDLE_SECONDS = 75
@@ -48,7 +49,7 @@ async def serving(
     with contextlib.ExitStack() as listening:
         listeners = [listening.enter_context(_listen(host, port)) for port in (ports.ENGINE_HTTP, ports.ENGINE_STATE)]
         pairs = ((app, tls), (state_app, None))
-        servers = [_Server(_settings(each, linger_seconds, context)) for each, context in pairs]
+        servers = [_Server(server_settings(each, linger_seconds, context)) for each, context in pairs]
         serve = [server.serve(sockets=[each]) for server, each in zip(servers, listeners, strict=True)]
         serving = asyncio.gather(*serve)
         try:
@@ -60,9 +61,13 @@ async def serving(
             await serving
 
 
-def _settings(app: FastAPI, linger_seconds: int, tls: ssl.SSLContext | None) -> uvicorn.Config:
+def server_settings(app: FastAPI, linger_seconds: int, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """Of one port."""
     settings = uvicorn.Config(
         app,
+        http=HttpConnection,
+        ws="none",
+        proxy_headers=False,
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=linger_seconds,

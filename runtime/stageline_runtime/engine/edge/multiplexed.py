@@ -1,7 +1,8 @@
 """`POST /v1/multiplexed` as an ASGI response: the client's lines are read while the streams' lines are written.
 
-One task reads, one writes. The writer takes what all streams have to say and sends it at once; while it waits for a
-client that is slow to read, what comes is merged in each stream. The body ends when no stream is left and the engine
+One task reads, one begins what was opened, one writes. Reading goes ahead, so that a request whose client has left is
+closed before it costs anything. The writer takes what all streams have to say and sends it at once; while it waits for
+a client that is slow to read, what comes is merged in each stream. The body ends when no stream is left and the engine
 leaves, or when the client has ended its own or broken what is agreed; a client that leaves, or breaks it, aborts all of
 its streams.
 """
@@ -22,6 +23,8 @@ from stageline_runtime.engine.edge.generation import Generation
 logger = logging.getLogger(__name__)
 TURN_SECONDS: Final = 0.002
 """For so long the lines of a burst are obeyed in one turn of the event loop, so that their requests start together."""
+MAX_UNREAD_BYTES: Final = 4 * 1024 * 1024
+"""Of requests that were opened on a connection and not parsed; then nothing is read of it."""
 
 
 class MultiplexedConnections:
@@ -53,7 +56,10 @@ class MultiplexedAnswers(Response):
         del self.headers["content-length"]
         self._connections = connections
         self._filled = asyncio.Event()
-        self._streams = ConnectionStreams(generation, self._filled.set)
+        self._opened = asyncio.Event()
+        """Something waits to be begun."""
+        self._begun = asyncio.Event()
+        self._streams = ConnectionStreams(generation, self._filled.set, self._begun.set)
         self._ends_when_idle = False
 
     def end_when_idle(self) -> None:
@@ -65,14 +71,16 @@ class MultiplexedAnswers(Response):
         self._connections.opened(self)
         write = asyncio.create_task(self._write(send))
         read = asyncio.create_task(self._read(receive, scope.get("client")))
+        begin = asyncio.create_task(self._begin_all())
         try:
-            await asyncio.wait((write, read), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((write, read, begin), return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._streams.close_all()
             self._connections.closed(self)
             write.cancel()
             read.cancel()
-            ends = await asyncio.gather(write, read, return_exceptions=True)
+            begin.cancel()
+            ends = await asyncio.gather(write, read, begin, return_exceptions=True)
         # A client that leaves breaks the write; anything else that does is ours to see in the log.
         for end in ends:
             if isinstance(end, Exception) and not isinstance(end, OSError):
@@ -119,9 +127,34 @@ class MultiplexedAnswers(Response):
                 if time.perf_counter() - began > TURN_SECONDS:
                     await asyncio.sleep(0)
                     began = time.perf_counter()
+            await self._begin_or_leave()
             if self._ends_when_idle:
                 self._filled.set()  # What was closed may have been the last.
             if not message["more_body"]:
                 cutter.end()
                 return
         self._streams.close_all()
+
+    async def _begin_or_leave(self) -> None:
+        """Begin what was opened, for a turn; `_begin_all` continues while more is read. Waits if too much is unread."""
+        if not self._opened.is_set() and self._begin_for_a_turn():
+            self._opened.set()
+        while self._streams.unread_bytes > MAX_UNREAD_BYTES:
+            self._begun.clear()
+            await self._begun.wait()
+
+    async def _begin_all(self) -> None:
+        while True:
+            await self._opened.wait()
+            if not self._begin_for_a_turn():
+                self._opened.clear()
+            self._begun.set()
+            await asyncio.sleep(0)
+
+    def _begin_for_a_turn(self) -> bool:
+        """Whether some may be left."""
+        began = time.perf_counter()
+        while self._streams.begin_next():
+            if time.perf_counter() - began > TURN_SECONDS:
+                return True
+        return False

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fastapi import Depends, FastAPI, Request, Response
-from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from stageline_api.engine_access import is_admitted, why_unwelcome
@@ -16,15 +15,15 @@ from stageline_api.engine_http import (
     Detokenized,
     DetokenizeRequest,
     ErrorCode,
-    GenerateRequest,
     Tokenized,
     TokenizeRequest,
+    UnreadableError,
+    Wire,
 )
-from stageline_api.multiplexing import MULTIPLEXED_PATH
+from stageline_api.multiplexing import MOST_LINE_BYTES, MULTIPLEXED_PATH
 from stageline_runtime.engine.core_api import EngineCoreApi
-from stageline_runtime.engine.edge.answer_lines import QUEUED_WORD_SECONDS, AnswerLines
-from stageline_runtime.engine.edge.event_stream import EventStream, LateEventStream, wait_for_disconnect
-from stageline_runtime.engine.edge.generation import Generation, PrepareGuide, ReadingThreads, ReadRequest
+from stageline_runtime.engine.edge.event_stream import EventStream
+from stageline_runtime.engine.edge.generation import Generation, PrepareGuide, ReadingThreads
 from stageline_runtime.engine.edge.http_errors import body_too_large, invalid_body, refusal_response
 from stageline_runtime.engine.edge.multiplexed import MultiplexedAnswers, MultiplexedConnections
 from stageline_runtime.engine.edge.state_routes import (
@@ -32,16 +31,13 @@ from stageline_runtime.engine.edge.state_routes import (
     add_error_answers,
     add_state_routes,
     json_answer,
-    status_of,
 )
 from stageline_runtime.engine.errors import EngineRefusal
 from stageline_runtime.engine.text.prompts import PromptReader
 
-Asked = TypeVar("Asked", bound=BaseModel)
+Asked = TypeVar("Asked", bound=Wire)
 
-MAX_BODY_BYTES = 8 * 1024 * 1024
-QUICK_BODY_BYTES = 64 * 1024
-"""A body of up to this many bytes is parsed in a millisecond."""
+MAX_BODY_BYTES = MOST_LINE_BYTES
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_REQUEST_ID_CHARACTERS = 128
 PROBES = frozenset({"/healthz", "/readyz"})
@@ -71,7 +67,7 @@ def build_app(
     app = FastAPI(title="stageline engine", openapi_url=None, dependencies=[Depends(check_caller)])
     threads = ReadingThreads()
     generation = Generation(core, reader, prepare_guide, threads)
-    _add_generation(app, _GenerateRoute(generation, threads, max_body_bytes))
+    _add_generation(app, _GenerateRoute(generation, max_body_bytes))
     _add_multiplexed(app, generation, connections)
     _add_tokenize_routes(app, reader, threads, max_body_bytes)
     add_state_routes(app, core)
@@ -136,73 +132,35 @@ def _add_rest(app: FastAPI, core: EngineCoreApi) -> None:
     @app.post("/v1/drain")
     async def drain() -> Response:
         core.start_drain()
-        return json_answer(status_of(core), 202)
+        return json_answer(core.status(), 202)
 
 
 class _GenerateRoute:
-    """A request of its own: its body read, its refusal a status, its id echoed.
+    """One request by itself, for people who debug an engine: its refusal is a status, its id is echoed."""
 
-    One that takes long to read, or waits for its guide, is begun to be answered with 200; its refusal is a line then.
-    """
-
-    def __init__(self, generation: Generation, threads: ReadingThreads, max_body_bytes: int) -> None:
+    def __init__(self, generation: Generation, max_body_bytes: int) -> None:
         self._generation = generation
-        self._threads = threads
         self._max_body_bytes = max_body_bytes
 
     async def answer(self, http_request: Request) -> Response:
         request_id = http_request.headers.get(REQUEST_ID_HEADER)
+        filled = asyncio.Event()
         try:
             body = await _read_body(http_request, self._max_body_bytes)
             if body is None:
                 response = refusal_response(body_too_large(self._max_body_bytes), 413)
             else:
-                request = await _parsed(GenerateRequest, body, self._threads)
+                request = await self._generation.parse(body)
                 request_id = request_id or request.request_id
-                response = await self._begun(http_request, request)
+                read = await self._generation.read(request)
+                response = EventStream(self._generation.start(request, read, filled.set), filled)
         except ClientDisconnect:
             return Response(status_code=400)
-        except ValidationError as error:
-            response = refusal_response(invalid_body(error))
         except EngineRefusal as refusal:
             response = refusal_response(refusal)
         if request_id is not None and _is_plain(request_id):
             response.headers[REQUEST_ID_HEADER] = request_id
         return response
-
-    async def _begun(self, http_request: Request, request: GenerateRequest) -> Response:
-        filled = asyncio.Event()
-
-        def start(read: ReadRequest) -> AnswerLines:
-            return self._generation.start(request, read, filled.set)
-
-        if (read := self._generation.read_at_once(request)) is not None:
-            return EventStream(start(read), filled)
-        reading = asyncio.create_task(self._generation.read(request))
-        try:
-            is_read = await _is_done_soon(reading, http_request)
-        except BaseException:
-            reading.cancel()
-            raise
-        return EventStream(start(reading.result()), filled) if is_read else LateEventStream(reading, start, filled)
-
-
-async def _is_done_soon(reading: asyncio.Task[ReadRequest], http_request: Request) -> bool:
-    """Whether it is done before its client has to be told that it waits.
-
-    Raises:
-        ClientDisconnect: starlette's; the client has left.
-    """
-    left = asyncio.create_task(wait_for_disconnect(http_request.receive))
-    try:
-        await asyncio.wait([reading, left], timeout=QUEUED_WORD_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if left.done() and not reading.done():
-            raise ClientDisconnect
-        return reading.done()
-    finally:
-        # The connection has one who receives at a time.
-        left.cancel()
-        await asyncio.wait([left])
 
 
 def _is_plain(request_id: str) -> bool:
@@ -213,7 +171,7 @@ def _is_plain(request_id: str) -> bool:
 async def _answer_in_thread(
     request: Request,
     asked: type[Asked],
-    work: Callable[[Asked], BaseModel],
+    work: Callable[[Asked], Wire],
     threads: ReadingThreads,
     max_body_bytes: int,
 ) -> Response:
@@ -221,20 +179,14 @@ async def _answer_in_thread(
         body = await _read_body(request, max_body_bytes)
         if body is None:
             return refusal_response(body_too_large(max_body_bytes), 413)
-        done = await threads.run(len(body), lambda: work(asked.model_validate_json(body)).model_dump_json())
+        done = await threads.run(len(body), lambda: work(asked.from_json(body)).to_json())
     except ClientDisconnect:
         return Response(status_code=400)
-    except ValidationError as error:
-        return refusal_response(invalid_body(error))
+    except UnreadableError as error:
+        return refusal_response(invalid_body(error, body or b""))
     except EngineRefusal as refusal:
         return refusal_response(refusal)
     return Response(done, media_type="application/json")
-
-
-async def _parsed(asked: type[Asked], body: bytes, threads: ReadingThreads) -> Asked:
-    if len(body) <= QUICK_BODY_BYTES:
-        return asked.model_validate_json(body)
-    return await threads.run(len(body), lambda: asked.model_validate_json(body))
 
 
 async def _read_body(http_request: Request, max_body_bytes: int) -> bytes | None:

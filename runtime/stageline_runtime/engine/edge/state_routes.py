@@ -10,8 +10,8 @@ from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel
 
 from stageline_api.engine_access import why_unwelcome
-from stageline_api.engine_http import ErrorCode
-from stageline_api.health import EngineStatus, Phase
+from stageline_api.engine_http import ErrorCode, Wire
+from stageline_api.health import Phase
 from stageline_api.telemetry.timeline import GroupClocks, GroupStages
 from stageline_runtime.engine.core_api import EngineCoreApi
 from stageline_runtime.engine.edge.http_errors import internal_error_response, refusal_response
@@ -43,18 +43,18 @@ async def _check_page(request: Request) -> None:
 def add_state_routes(app: FastAPI, core: EngineCoreApi) -> None:
     @app.get("/status")
     async def status() -> Response:
-        return json_answer(status_of(core))
+        return json_answer(core.status())
 
     @app.get("/healthz")
     async def healthz() -> Response:
         """Alive unless failed: what a liveness probe asks."""
-        state = status_of(core)
+        state = core.status()
         return json_answer(state, 503 if state.phase is Phase.FAILED else 200)
 
     @app.get("/readyz")
     async def readyz() -> Response:
         """Ready for new requests: neither starting, draining nor failed. The body says which."""
-        state = status_of(core)
+        state = core.status()
         return json_answer(state, 200 if state.phase is Phase.READY else 503)
 
     @app.get("/metrics")
@@ -98,10 +98,6 @@ def add_error_answers(app: FastAPI) -> None:
         return internal_error_response()
 
 
-def status_of(core: EngineCoreApi) -> EngineStatus:
-    """The core's account, and what whoever answers here can do besides: whatever computes, this edge multiplexes."""
-    return core.status().model_copy(update={"multiplexes": True})
-
-
-def json_answer(model: BaseModel, status: int = 200) -> Response:
-    return Response(model.model_dump_json(), status_code=status, media_type="application/json")
+def json_answer(model: BaseModel | Wire, status: int = 200) -> Response:
+    body = model.to_json() if isinstance(model, Wire) else model.model_dump_json()
+    return Response(body, status_code=status, media_type="application/json")

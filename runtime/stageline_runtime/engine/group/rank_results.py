@@ -1,10 +1,11 @@
-"""What the ranks of the last stage answer to one plan, put together. Pure.
+"""Merges what the ranks of the last stage report of one plan. Pure.
 
 Where requests belong to one rank each, every rank of the last stage samples its own rows, and a plan is done when all
-of them have said so. Each rank answers plans in order, so plans are done in order too. What a rank has drafted after a
-plan is kept until then: who hears of drafts knows the tokens that they follow, as with one rank.
+of them have reported it. Each rank answers plans in order, so plans are done in order too. What a rank has drafted
+after a plan is kept until then, as drafts follow tokens that must be known.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stageline_runtime.plan_bus.messages import Drafted, StepDone
@@ -19,37 +20,33 @@ class _Answered:
 
 
 class RankResults:
-    """Answers by plan, of `ranks` ranks."""
+    """Passes a plan's results on when the last of `ranks` ranks has reported them."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(
+        self, ranks: int, on_step_done: Callable[[StepDone], None], on_drafted: Callable[[Drafted], None]
+    ) -> None:
         self._ranks = ranks
+        self._on_step_done, self._on_drafted = on_step_done, on_drafted
         self._waiting: dict[int, _Answered] = {}
 
-    def take(self, answer: StepDone | Drafted) -> tuple[StepDone | Drafted, ...]:
-        """One rank's answer; returns what can be told now, in this order: with the last rank's that of all of them."""
-        if isinstance(answer, Drafted):
-            return self._take_drafted(answer)
-        if self._ranks == 1:
-            return (answer,)
-        waiting = self._waiting.setdefault(answer.seq, _Answered())
-        waiting.done.append(answer)
+    def step_done(self, done: StepDone) -> None:
+        """One rank's part of a plan's results."""
+        waiting = self._waiting.setdefault(done.seq, _Answered())
+        waiting.done.append(done)
         if len(waiting.done) < self._ranks:
-            return ()
-        del self._waiting[answer.seq]
-        return (_of_all(waiting.done), *waiting.drafted)
+            return
+        del self._waiting[done.seq]
+        rows = tuple(row for part in waiting.done for row in part.rows)
+        self._on_step_done(StepDone(done.seq, rows, tuple(each for part in waiting.done for each in part.reports)))
+        for drafted in waiting.drafted:
+            self._on_drafted(drafted)
 
-    def _take_drafted(self, drafted: Drafted) -> tuple[Drafted, ...]:
-        """A rank says what it has sampled before it says what it has drafted."""
-        waiting = self._waiting.get(drafted.seq)
-        if waiting is None:
-            return (drafted,)
-        waiting.drafted.append(drafted)
-        return ()
-
-
-def _of_all(answers: list[StepDone]) -> StepDone:
-    rows = tuple(row for answer in answers for row in answer.rows)
-    return StepDone(answers[0].seq, rows, tuple(report for answer in answers for report in answer.reports))
+    def drafted(self, drafted: Drafted) -> None:
+        """One rank's drafts; it has reported the plan's tokens before."""
+        if (waiting := self._waiting.get(drafted.seq)) is not None:
+            waiting.drafted.append(drafted)
+        else:
+            self._on_drafted(drafted)
 
 
 class ReadyCounts:

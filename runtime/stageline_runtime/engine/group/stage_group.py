@@ -8,14 +8,16 @@ once. From the welcome on a connection that ends is a lost peer and ends the gro
 import asyncio
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Final
+
+import msgspec
 
 from stageline_api import ports
 from stageline_api.failures import FailureClass
-from stageline_api.runtime_config import RuntimeConfig, SpeculativeConfig
+from stageline_api.runtime_config import SpeculativeConfig
 from stageline_api.telemetry.timeline import GroupStages, StageEndpoint
 from stageline_runtime.contract import PodContract, read_identity
 from stageline_runtime.engine.group.rank_results import RankResults, ReadyCounts
@@ -23,11 +25,9 @@ from stageline_runtime.engine.group.stage_ranks import check_devices_of_ranks, h
 from stageline_runtime.engine.group.strangers import Strangers
 from stageline_runtime.engine.group.welcome import (
     DraftModel,
-    choose_graphs,
     measuring_stages,
     refusal_of,
     size_loaded_cache,
-    tells_promptly,
     welcome_stages,
     welcome_supervisors,
 )
@@ -38,8 +38,9 @@ from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.bus import EngineBusConnection, encode_frame
 from stageline_runtime.plan_bus.challenge import GREETING_BYTES
 from stageline_runtime.plan_bus.messages import (
-    Begun,
+    BusProtocolError,
     CacheSized,
+    Computing,
     Drafted,
     DrainRequested,
     GraphMode,
@@ -47,7 +48,9 @@ from stageline_runtime.plan_bus.messages import (
     Hello,
     Loaded,
     Measured,
+    PeerComputes,
     Ping,
+    Place,
     Pong,
     PrepareGuide,
     Refused,
@@ -57,7 +60,6 @@ from stageline_runtime.plan_bus.messages import (
     ToStage,
     Welcome,
 )
-from stageline_runtime.plan_bus.place import Place
 from stageline_runtime.speculation.speculation import Speculation
 from stageline_runtime.speculation.step_cost import FREE
 from stageline_runtime.termination import RuntimeFailure
@@ -65,8 +67,6 @@ from stageline_runtime.tls.certificates import PodIdentity
 from stageline_runtime.tls.channel import TlsChannel
 
 logger = logging.getLogger(__name__)
-
-_WARM_UP_TOKENS: Final = 8
 
 
 class StageGroup:
@@ -85,17 +85,14 @@ class StageGroup:
         on_step_times: Callable[[int, StepTimes], None] | None = None,
         on_guide_ready: Callable[[GuideReady], None] = lambda _ready: None,
         on_drafted: Callable[[Drafted], None] = lambda _drafted: None,
-        on_begun: Callable[[Begun], None] = lambda _begun: None,
         draft: DraftModel | None = None,
     ) -> None:
         """`draft` is the model that the last stage drafts with."""
         self._contract = contract
+        self.config = contract.config
         self.draft = draft
-        self._on_drafted = on_drafted
-        self._on_begun = on_begun
         self.model = model
         self._model_dir = model_dir
-        self._on_step_done = on_step_done
         self._on_drain_requested = on_drain_requested
         self._on_pong = on_pong
         self._on_cache_sized = on_cache_sized
@@ -108,10 +105,16 @@ class StageGroup:
         self._measured: dict[Place, Measured] = {}
         self._loaded: set[Place] = set()
         samplers = contract.config.expert
-        self._results = RankResults(samplers)
+        self._on_step_done, self._on_drafted = on_step_done, on_drafted
+        if samplers > 1:
+            results = RankResults(samplers, on_step_done, on_drafted)
+            self._on_step_done, self._on_drafted = results.step_done, results.drafted
         self._guides = ReadyCounts(samplers)
         self._progress = asyncio.Event()
         self._closing = False
+        self.graphs = GraphMode.OFF
+        """The most that the group's plans may ask for; known once stages are welcomed."""
+        self._computed_at = float("-inf")
         self.failure: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
         """Resolves with the reason once the group can't go on."""
 
@@ -145,7 +148,7 @@ class StageGroup:
 
     async def listen(self) -> None:
         """Open the bus; raises RuntimeFailure when its port can't be had, or the model's certificate can't be used."""
-        self._identity = read_identity(self._contract.config)
+        self._identity = read_identity(self.config)
         loop = asyncio.get_running_loop()
         host = self._contract.pod_ip
         try:
@@ -166,10 +169,12 @@ class StageGroup:
             RuntimeFailure: a stage did not come or load in time, or the cut or the cache can't be made.
         """
         await self._all_connected()
-        check_devices_of_ranks(self._hellos, self._contract.config)
+        check_devices_of_ranks(self._hellos, self.config)
         welcomes = welcome_stages(
             self._stage_hellos, self._contract, self.model, self._model_dir, self.draft, tuple(self._hellos.values())
         )
+        logger.info("computing in %s: %s", welcomes[0].dtype, welcomes[0].dtype_reason)
+        self.graphs = welcomes[0].graphs
         self._send_welcomes(welcomes)
         began = asyncio.get_running_loop().time()
         await self._all_in(self._measured, self._measuring_places(), spent_seconds=0.0)
@@ -205,7 +210,7 @@ class StageGroup:
     def prepare_guide(self, message: PrepareGuide) -> None:
         """Ask the ranks of the last stage that sample; one that is gone ends the group anyway."""
         frame = encode_frame(message)
-        for rank in range(self._contract.config.expert):
+        for rank in range(self.config.expert):
             sampler = self._connections.get(Place(self._contract.stage_count - 1, rank))
             if sampler is not None:
                 sampler.send_frame(frame)
@@ -213,7 +218,7 @@ class StageGroup:
     def connected_stages(self) -> GroupStages:
         """The stages that have said hello and are still there, and where they answer."""
         return GroupStages(
-            served_name=self._contract.config.served_name,
+            served_name=self.config.served_name,
             stage_count=self._contract.stage_count,
             incarnation=self._contract.incarnation,
             stages=tuple(
@@ -228,24 +233,16 @@ class StageGroup:
         here, first = self._hellos.get(Place(stage)), self._hellos.get(Place(0))
         return here is not None and first is not None and here.host == first.host
 
-    @property
-    def graphs(self) -> GraphMode:
-        """The most that the group's plans may ask for; known once all stages have said hello."""
-        return choose_graphs(
-            self._contract.config.graphs, self._stage_hellos.values(), self.model, ranks=self._contract.ranks
-        )
-
-    @property
-    def tells_promptly(self) -> bool:
-        """Whether a plan's tokens are told as soon as it is done; known once all stages have said hello."""
-        return tells_promptly(self._hellos.values(), self._contract.config)
+    def seconds_since_computing(self) -> float:
+        """Since a stage last said that it still computes a long plan."""
+        return time.monotonic() - self._computed_at
 
     def expect_closing(self) -> None:
         """From now on a stage that leaves is no failure."""
         self._closing = True
 
     def _size_cache(self, welcomes: Mapping[int, Welcome]) -> CacheSize:
-        config = self._contract.config
+        config = self.config
         measured = measured_of_stages(self._measured)
         size = size_loaded_cache(self._stage_hellos, welcomes, measured, config, self.model, self.draft)
         self._on_cache_sized(size)
@@ -254,25 +251,28 @@ class StageGroup:
             logger.warning(
                 "memory holds %d tokens of %d sequences at once; long ones may have to wait", size.num_tokens, asked
             )
-        self.broadcast(CacheSized(size.num_blocks, size.num_pools))
+        self.broadcast(CacheSized(size.num_blocks))
         return size
 
     def _send_welcomes(self, welcomes: Mapping[int, Welcome]) -> None:
+        """To each rank with the address of the same rank of the next stage."""
         for place, connection in self._connections.items():
-            connection.send_frame(encode_frame(welcomes[place.stage]))
+            after = self._hellos[Place((place.stage + 1) % self._contract.stage_count, place.rank)]
+            welcome = msgspec.structs.replace(welcomes[place.stage], next_address=after.link_address)
+            connection.send_frame(encode_frame(welcome))
 
     async def _all_connected(self) -> None:
         await self._until(
             self._hellos,
             self._all_places,
-            self._contract.config.timeouts.rendezvous_seconds,
+            self._contract.meeting_seconds,
             FailureClass.RENDEZVOUS_TIMEOUT,
             "handshake",
         )
 
     async def _all_in(self, done: Collection[Place], expected: frozenset[Place], *, spent_seconds: float) -> None:
         """Wait until `done` has all `expected` places; of the time for loading, `spent_seconds` are gone."""
-        limit = self._contract.config.timeouts.load_seconds
+        limit = self.config.timeouts.load_seconds
         await self._until(done, expected, limit, FailureClass.MODEL_LOAD, "load", spent_seconds)
 
     async def _until(
@@ -297,24 +297,50 @@ class StageGroup:
             detail = f"{names} did not finish the {operation} within {timeout_seconds:g} s"
             raise RuntimeFailure(failure_class, detail, operation=operation, peer=missing[0].stage) from error
 
+    def fail(self, error: Exception) -> None:
+        """End the group for a bug of the engine: no stage is the cause."""
+        logger.error("the engine failed unexpectedly", exc_info=error)
+        detail = f"a bug in the engine: {type(error).__name__}: {error}"
+        self._end(RuntimeFailure(FailureClass.INTERNAL, detail, operation="take a result"))
+
+    def _end(self, failure: RuntimeFailure) -> None:
+        if not self.failure.done():
+            self.failure.set_result(failure)
+        self._progress.set()
+
     def _receive(self, connection: EngineBusConnection, message: ToEngine) -> None:
+        try:
+            self._take(connection, message)
+        except BusProtocolError:
+            raise
+        except Exception as error:
+            # asyncio would close the connection, and a healthy stage would count as lost.
+            self.fail(error)
+
+    def _take(self, connection: EngineBusConnection, message: ToEngine) -> None:
         place = connection.place
         match message:
             case Hello():
                 self._greet(connection, message)
             case _ if place is None:
                 connection.close()
+            case Measured() | Loaded() | DrainRequested() if message.stage != place.stage:
+                raise BusProtocolError(f"{type(message).__name__}.stage is {message.stage}")
+            case StepDone() | Drafted() | GuideReady() if place.stage != self._contract.stage_count - 1:
+                raise BusProtocolError(f"{type(message).__name__} is the last stage's to send")
             case Measured():
                 self._measured[place] = message
                 self._progress.set()
             case Loaded():
                 self._loaded.add(place)
                 self._progress.set()
-            case StepDone() | Drafted():
-                for answer in self._results.take(message):
-                    self._take_answer(answer)
-            case Begun():
-                self._on_begun(message)
+            case StepDone():
+                self._on_step_done(message)
+            case Drafted():
+                self._on_drafted(message)
+            case Computing():
+                self._computed_at = time.monotonic()
+                self.broadcast(PeerComputes(message.seq))
             case DrainRequested():
                 self._on_drain_requested(place.stage)
             case Pong():
@@ -325,13 +351,6 @@ class StageGroup:
             case StepTimes():
                 if self._on_step_times is not None:
                     self._on_step_times(place.stage, message)
-
-    def _take_answer(self, answer: StepDone | Drafted) -> None:
-        match answer:
-            case StepDone():
-                self._on_step_done(answer)
-            case Drafted():
-                self._on_drafted(answer)
 
     def _greet(self, connection: EngineBusConnection, hello: Hello) -> None:
         refusal = refusal_of(hello, self._contract, self._hellos, self._strangers.forget(connection))
@@ -354,28 +373,24 @@ class StageGroup:
         if place is None or self._closing:
             return
         self._connections.pop(place, None)
-        if not self.failure.done():
-            detail = f"{place.words(self._contract.ranks)} is gone: {reason}"
-            self.failure.set_result(
-                RuntimeFailure(FailureClass.PEER_LOST, detail, operation="plan bus", peer=place.stage)
-            )
-        self._progress.set()
+        what = "broke the plan bus's protocol" if connection.fault else "is gone"
+        detail = f"{place.words(self._contract.ranks)} {what}: {reason}"
+        self._end(RuntimeFailure(FailureClass.PEER_LOST, detail, operation="plan bus", peer=place.stage))
 
 
-async def form_scheduler(group: StageGroup, config: RuntimeConfig, max_waiting: int) -> Scheduler:
+async def form_scheduler(group: StageGroup, max_waiting: int) -> Scheduler:
     """Form the group and make the scheduler for what its stages hold.
 
     Raises:
         RuntimeFailure: the group could not be formed.
     """
-    size = await group.form()
+    size, config = await group.form(), group.config
     return Scheduler(
-        SlotLedger.of(size, prefix_cache=config.prefix_cache, num_ranks=config.expert),
+        SlotLedger.of(size, prefix_cache=config.prefix_cache),
         max_step_tokens=config.max_num_batched_tokens,
         max_waiting=max_waiting,
         graphs=group.graphs,
         speculation=None if config.speculative is None else _speculation(config.speculative, group.draft),
-        holds_back=group.tells_promptly,
     )
 
 
@@ -390,7 +405,3 @@ def _speculation(config: SpeculativeConfig, draft: DraftModel | None) -> Specula
         has_draft_model=draft is not None,
         num_recent_answers=config.recent_answers,
     )
-
-
-def warm_up_tokens(config: RuntimeConfig) -> int:
-    return min(_WARM_UP_TOKENS, config.max_num_batched_tokens)

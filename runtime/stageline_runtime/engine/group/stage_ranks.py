@@ -9,8 +9,7 @@ import msgspec
 
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import RuntimeConfig
-from stageline_runtime.plan_bus.messages import Hello, Measured
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import Hello, Measured, Place
 from stageline_runtime.termination import RuntimeFailure
 
 

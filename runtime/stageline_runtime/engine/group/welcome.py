@@ -3,10 +3,10 @@
 How tensors cross and what is captured is decided here too, once for all stages, so that no two of them can disagree.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
@@ -15,11 +15,18 @@ from stageline_runtime.engine.group.stage_ranks import refused_ranks
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
 from stageline_runtime.model_facts.expert_cut import refuse_experts
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
-from stageline_runtime.model_facts.model_fields import chosen_dtype
+from stageline_runtime.model_facts.number_format import choose_number_format
 from stageline_runtime.model_facts.rank_cut import refuse_ranks
 from stageline_runtime.plan_bus.challenge import is_proof
-from stageline_runtime.plan_bus.messages import PROTOCOL_VERSION, GraphMode, Hello, Measured, TransportKind, Welcome
-from stageline_runtime.plan_bus.place import Place
+from stageline_runtime.plan_bus.messages import (
+    PROTOCOL_VERSION,
+    GraphMode,
+    Hello,
+    Measured,
+    Place,
+    TransportKind,
+    Welcome,
+)
 from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers
 from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import ELEMENT_BYTES
@@ -71,12 +78,16 @@ def welcome_stages(
     config = contract.config
     check_weights(hellos, config.source)
     on_devices = all(hello.device for hello in hellos.values())
-    dtype = chosen_dtype(config.dtype, model.dtype, on_devices=on_devices)
+    number_format = choose_number_format(
+        config.dtype, model.dtype, on_devices=on_devices, slow_cpus=_slow_cpus(of_ranks or hellos.values())
+    )
+    dtype = number_format.dtype
     _check_speculation(config, hellos, draft)
     _check_ranks(config, model)
     memory = _cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft)
-    layers = _cut(contract, model, memory=memory, on_devices=on_devices)
-    size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft), config, model, dtype)
+    with _names_widening(dtype, model):
+        layers = _cut(contract, model, memory=memory, on_devices=on_devices)
+        size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft), config, model, dtype)
     last = contract.stage_count - 1
     hosts = [hello.host for hello in hellos.values()]
     containers = [(hello.host, hello.container) for hello in hellos.values()]
@@ -86,17 +97,17 @@ def welcome_stages(
             last_layer=layers[stage].last,
             model_dir=str(model_dir),
             dtype=dtype,
+            dtype_reason=number_format.reason,
             num_cohorts=size.num_cohorts,
-            slots_per_cohort=size.slots_per_cohort,
+            num_slots=size.num_slots,
             slot_tokens=size.slot_tokens,
             max_step_tokens=config.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host) * contract.ranks,
             stages_in_container=containers.count((hello.host, hello.container)) * contract.ranks,
-            transport=choose_transport(of_ranks or hellos.values(), needs_host=crosses_from_host(config)),
-            graphs=choose_graphs(config.graphs, hellos.values(), model, ranks=contract.ranks),
+            transport=choose_transport(of_ranks or hellos.values(), needs_host=config.tls is not None),
+            graphs=choose_graphs(config.graphs, hellos, model, dtype=dtype, ranks=contract.ranks),
             draft_dir=str(draft.directory) if draft is not None and stage == last else "",
             layer_counts=tuple(each.count for each in layers),
-            next_address=_address(hellos[(stage + 1) % len(hellos)]),
         )
         for stage, hello in hellos.items()
     }
@@ -154,9 +165,9 @@ def welcome_supervisors(
             first_layer=layers[stage].first,
             last_layer=layers[stage].last,
             model_dir=str(model_dir),
-            dtype=chosen_dtype(config.dtype, model.dtype, on_devices=True),
+            dtype=choose_number_format(config.dtype, model.dtype, on_devices=True).dtype,
             num_cohorts=contract.stage_count,
-            slots_per_cohort=-(-config.max_num_seqs // contract.stage_count),
+            num_slots=config.max_num_seqs,
             slot_tokens=_max_model_len(config, model),
             max_step_tokens=config.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host),
@@ -183,6 +194,25 @@ def check_weights(hellos: Mapping[int, Hello], source: str) -> None:
                 "name a revision in spec.model.source, or empty the model cache that is older"
             )
             raise RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="compare weights", peer=stage)
+
+
+@contextmanager
+def _names_widening(dtype: str, model: ModelConfig) -> Iterator[None]:
+    """Where memory is short, say that the model's own format takes half of it."""
+    try:
+        yield
+    except RuntimeFailure as failure:
+        if failure.failure_class is FailureClass.OUT_OF_MEMORY and ELEMENT_BYTES[dtype] > ELEMENT_BYTES[model.dtype]:
+            failure.detail += f" (computing in {dtype}; spec.engine.dtype {model.dtype} needs half the memory)"
+        raise
+
+
+def _slow_cpus(hellos: Iterable[Hello]) -> str:
+    stages = sorted({hello.stage for hello in hellos if not hello.has_bfloat16_units})
+    if not stages:
+        return ""
+    plural = "s" if len(stages) > 1 else ""
+    return f"the CPU{plural} of stage{plural} {', '.join(map(str, stages))}"
 
 
 def _check_speculation(config: RuntimeConfig, hellos: Mapping[int, Hello], draft: DraftModel | None) -> None:
@@ -228,7 +258,7 @@ def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: M
             max_num_seqs=config.max_num_seqs,
             max_model_len=_max_model_len(config, model),
             element_bytes=ELEMENT_BYTES[dtype],
-            num_pools=config.expert if any(stage.room.is_device for stage in stages) else 1,
+            num_ranks=config.expert,
         )
     except MemoryShortageError as error:
         raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="size the cache") from error
@@ -330,14 +360,9 @@ def _ranks_in_room(config: RuntimeConfig, hello: Hello) -> int:
     return 1 if hello.device else config.stage_ranks
 
 
-def crosses_from_host(config: RuntimeConfig) -> bool:
-    """Whether tensors cross from host memory whatever the devices: gloo is asked for, or TLS, which NCCL has not."""
-    return config.tls is not None or config.transport == "gloo"
-
-
 def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> TransportKind:
     """`nccl` between stages, or their ranks, that have a device each; it refuses two ranks on one, so then tensors are
-    staged, as they are where the config says that they cross from host memory (`needs_host`)."""
+    staged, as they are with TLS, which NCCL has not (`needs_host`)."""
     devices = [hello.device for hello in hellos]
     if not any(devices):
         return TransportKind.HOST
@@ -348,37 +373,31 @@ def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> Tr
     return TransportKind.STAGED
 
 
-def tells_promptly(hellos: Iterable[Hello], config: RuntimeConfig) -> bool:
-    """Whether a plan's tokens are told as soon as it is done.
-
-    The last stage's thread waits for what the staged transport brings. On connections of the runtime's own it asks
-    first whether something has come; gloo can't be asked, so a device's tokens are told after the next plan's tensor.
-    """
-    is_staged = choose_transport(hellos, needs_host=crosses_from_host(config)) is TransportKind.STAGED
-    return not (is_staged and config.tls is None and config.transport == "gloo")
-
-
-def resolve_graphs(asked: str, *, auto: GraphMode = GraphMode.OFF) -> GraphMode:
-    """The most a group captures. `asked` is `spec.engine.graphs`, `auto` what the word `auto` means for the group.
-
-    On the CPU that is `off`: compiled layers were measured no faster than the decode kernel that runs without them, and
-    compiling takes longer than a cold start may.
+def choose_graphs(
+    asked: str, hellos: Mapping[int, Hello], model: ModelConfig, *, dtype: str, ranks: int = 1
+) -> GraphMode:
+    """The most that the group captures. `auto` asks for none where a stage runs on the CPU, for a mixture of experts
+    that some stage's device would wait for, and where a stage has several `ranks`, whose exchanges can't be captured.
 
     Raises:
-        ValueError: `asked` is none of `auto`, `off`, `piecewise` and `full`.
+        RuntimeFailure: class BadConfig, when graphs are asked for and a stage runs on the CPU.
     """
-    return auto if asked == "auto" else GraphMode(asked)
+    on_cpu = [stage for stage, hello in sorted(hellos.items()) if not hello.device]
+    if asked == "auto":
+        waits = model.mixture is not None and not _queues_experts(hellos, dtype)
+        return GraphMode.OFF if on_cpu or waits or ranks > 1 else GraphMode.FULL
+    graphs = GraphMode(asked)
+    if graphs is not GraphMode.OFF and on_cpu:
+        detail = (
+            f"spec.engine.graphs {asked} can't be had: stage {on_cpu[0]} runs on the CPU, and graphs are captured on "
+            "devices alone; set it to off or auto"
+        )
+        raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="choose graphs")
+    return graphs
 
 
-def choose_graphs(asked: str, hellos: Iterable[Hello], model: ModelConfig, *, ranks: int = 1) -> GraphMode:
-    """The most that the group captures; a mixture of experts can't be captured, nor are the exchanges of a stage's
-    `ranks`, so `auto` doesn't ask for either."""
-    capturable = all(hello.device for hello in hellos) and model.mixture is None and ranks == 1
-    return resolve_graphs(asked, auto=GraphMode.FULL if capturable else GraphMode.OFF)
-
-
-def _address(hello: Hello) -> str:
-    return urlsplit(hello.health_url).hostname or ""
+def _queues_experts(hellos: Mapping[int, Hello], dtype: str) -> bool:
+    return dtype == "bfloat16" and all(hello.queues_bfloat16_experts for hello in hellos.values())
 
 
 def memory_owner(hello: Hello) -> str:

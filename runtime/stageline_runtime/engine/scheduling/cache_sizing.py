@@ -6,8 +6,8 @@ memory. There is a slot for every sequence asked for, whatever the memory: slots
 is counted in blocks. When blocks for all slots don't fit, there are fewer, and long sequences wait or are computed
 again; when not even one whole sequence fits, the group can't serve and the shortage is named.
 
-Ranks that divide experts hold a token's keys and values on one of them. On a host they take them from one memory; where
-they have a device each, each has a pool of blocks, and E devices hold E times what one has room for.
+Ranks that divide experts hold a token's keys and values on one of them, each in a pool of blocks of its own. On a host
+these share one memory; where the ranks have a device each, E devices hold E times what one has room for.
 """
 
 from dataclasses import dataclass, replace
@@ -57,33 +57,29 @@ class CacheSize:
     """The cache's shape, equal on all stages."""
 
     num_cohorts: int
-    slots_per_cohort: int
+    num_slots: int
     slot_tokens: int
     num_blocks: int
-    """What all slots of a pool together may hold."""
-    num_pools: int = 1
-    """Parts of the cache that have blocks of their own: one, or one for each rank that has slots of its own."""
+    """What all slots of a rank together may hold."""
+    num_ranks: int = 1
+    """Ranks of a stage among which the slots are divided, each with blocks of its own."""
     room_tokens: tuple[int, ...] = ()
     """By stage, the tokens that its memory has room for beside the weights: the least of them bounds `num_blocks`."""
 
     @property
-    def num_slots(self) -> int:
-        return self.num_cohorts * self.slots_per_cohort
-
-    @property
     def num_tokens(self) -> int:
-        """What all pools may hold together."""
-        return self.num_pools * self.num_blocks * BLOCK_TOKENS
+        """What all ranks may hold together."""
+        return self.num_ranks * self.num_blocks * BLOCK_TOKENS
 
     @property
     def holds_all(self) -> bool:
         """Whether there is memory for every slot to be full."""
-        return self.num_blocks >= _full_pool(self.num_slots, self.num_pools, self.slot_tokens)
+        return self.num_blocks >= _full_pool(self.num_slots, self.num_ranks, self.slot_tokens)
 
 
-def _full_pool(num_slots: int, num_pools: int, slot_tokens: int) -> int:
-    """Blocks of the pool that has most of the slots, all of them full."""
-    return -(-num_slots // num_pools) * blocks_of(slot_tokens)
+def _full_pool(num_slots: int, num_ranks: int, slot_tokens: int) -> int:
+    """Blocks of the rank that has most of the slots, all of them full."""
+    return -(-num_slots // num_ranks) * blocks_of(slot_tokens)
 
 
 def size_cache(
@@ -93,39 +89,36 @@ def size_cache(
     max_num_seqs: int,
     max_model_len: int,
     element_bytes: int,
-    num_pools: int = 1,
+    num_ranks: int = 1,
 ) -> CacheSize:
     """Slots for `max_num_seqs` sequences of `max_model_len` tokens, and as many blocks for them as fit every machine.
 
-    Every cohort gets `max_num_seqs // cohorts` slots, never more, but for the one that it can't do without. A device
-    holds one of the pools, a host all of them.
+    A device holds the blocks of one rank, a host those of all.
 
     Raises:
-        MemoryShortageError: a machine can't hold its stages' weights plus one sequence in each pool.
+        MemoryShortageError: a machine can't hold its stages' weights plus one sequence of each rank.
     """
-    num_cohorts = len(stages)
-    slots = max(1, max_num_seqs // num_cohorts)
     blocks_per_slot = blocks_of(max_model_len)
-    num_blocks = _full_pool(num_cohorts * slots, num_pools, max_model_len)
+    num_blocks = _full_pool(max_num_seqs, num_ranks, max_model_len)
     room_tokens: dict[int, int] = {}
     for host in dict.fromkeys(stage.room.host for stage in stages):
         here = [stage for stage in stages if stage.room.host == host]
         usable = usable_bytes(stage.room for stage in here)
         held = sum(stage.weight_bytes + stage.step_bytes for stage in here)
-        pools_here = 1 if here[0].room.is_device else num_pools
-        per_block = pools_here * BLOCK_TOKENS * sum(one.token_bytes(config, element_bytes) for one in here)
+        ranks_here = 1 if here[0].room.is_device else num_ranks
+        per_block = ranks_here * BLOCK_TOKENS * sum(one.token_bytes(config, element_bytes) for one in here)
         fitting = (usable - held) // per_block
         if fitting < blocks_per_slot:
             smallest = per_block * blocks_per_slot
             raise MemoryShortageError(_shortage(here, usable, smallest, max_model_len))
         num_blocks = min(num_blocks, fitting)
-        room_tokens |= dict.fromkeys((stage.stage for stage in here), num_pools * fitting * BLOCK_TOKENS)
+        room_tokens |= dict.fromkeys((stage.stage for stage in here), num_ranks * fitting * BLOCK_TOKENS)
     return CacheSize(
-        num_cohorts=num_cohorts,
-        slots_per_cohort=slots,
+        num_cohorts=len(stages),
+        num_slots=max_num_seqs,
         slot_tokens=max_model_len,
         num_blocks=num_blocks,
-        num_pools=num_pools,
+        num_ranks=num_ranks,
         room_tokens=tuple(room_tokens[stage] for stage in sorted(room_tokens)),
     )
 

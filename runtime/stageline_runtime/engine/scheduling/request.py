@@ -6,7 +6,6 @@ one.
 """
 
 from bisect import insort
-from collections import deque
 from dataclasses import dataclass, field
 
 from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow
@@ -15,22 +14,6 @@ from stageline_runtime.speculation.request_drafts import RequestDrafts
 MAX_DECODES_AHEAD = 2
 """One sample in flight and one that waits on the bus for its feedback; more would only run dead rows."""
 NO_SLOT = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A verifying row in flight."""
-
-    seq: int
-    position: int
-    token_ids: tuple[int, ...]
-    """What the newest token is, or is guessed to be, and the drafts after it."""
-    is_chained: bool = False
-    """Planned before the guess before it was back; it is then alone in its plan."""
-
-    @property
-    def num_drafts(self) -> int:
-        return len(self.token_ids) - 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,10 +55,8 @@ class Request:
     """None: this request doesn't speculate."""
     awaits_drafts: bool = False
     """The last stage drafts after the newest row: what that says decides the next one."""
-    guesses: deque[Guess] = field(default_factory=deque)
-    """Verifying rows in flight that may still hold, a chain of them; nothing else of the request is in flight then."""
-    known_seq: int = -1
-    """The plan that sampled the newest known token."""
+    verifying: tuple[int, ...] | None = None
+    """The drafts of the verifying row in flight; nothing else of the request is in flight then."""
     prompt_told: int = 1
     """Where log probabilities of the prompt are asked for: of how many of its tokens they are known, in this group or
     one before. The first has none."""
@@ -94,7 +75,7 @@ class Request:
         self.fill_sent = False
         self.out_of_turn = False
         self.awaits_drafts = False
-        self.guesses.clear()
+        self.verifying = None
 
     @property
     def awaits_reports(self) -> bool:
@@ -161,32 +142,27 @@ class Request:
     def known_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
 
-    def propose(self, num_rows: int, most: int, depth: int = 1) -> tuple[int, ...]:
-        """Drafts for a verifying row of a plan with `num_rows` rows: at most `most`, and never past its last token.
-
-        `depth`: how long a chain of such rows may become.
-        """
+    def propose(self, num_rows: int, most: int) -> tuple[int, ...]:
+        """Drafts for a verifying row of a plan with `num_rows` rows: at most `most`, and never past its last token."""
         if self.drafts is None or not self.can_speculate:
             return ()
         room = min(most, self.max_new_tokens - len(self.output) - 1)
-        return self.drafts.propose(self.known_tokens, self.tokens, num_rows, depth)[: max(0, room)]
+        return self.drafts.propose(self.known_tokens, self.tokens, num_rows)[: max(0, room)]
 
     @property
     def can_speculate(self) -> bool:
-        return self.prefill_pending == 0 and not self.guesses and not self.awaits_drafts
+        return self.prefill_pending == 0 and self.verifying is None and not self.awaits_drafts
 
-    def ask_for_drafts(self, num_rows: int, delayed_stages: int) -> int:
+    def steps_to_draft(self, num_rows: int, delayed_stages: int) -> int:
         """How many tokens the last stage is to draft after the row that is planned now, one of `num_rows`.
 
-        A verifying row of all of them still leaves one token to come. Above 0 the next row waits for them.
+        A verifying row of all of them still leaves one token to come.
         """
         if self.drafts is None:
             return 0
         most = self.max_new_tokens - self.samples_issued - 2
         known = len(self.prompt) + self.samples_issued + 1
-        steps = self.drafts.steps_to_draft(known, num_rows, most, delayed_stages)
-        self.awaits_drafts = steps > 0
-        return steps
+        return self.drafts.steps_to_draft(known, num_rows, most, delayed_stages)
 
     def take_drafts(self, position: int, token_ids: tuple[int, ...]) -> None:
         """What the last stage drafted is here."""
@@ -194,76 +170,23 @@ class Request:
         if self.drafts is not None and token_ids:
             self.drafts.take_drafted(position, token_ids)
 
-    @property
-    def chain_chance(self) -> float:
-        """How likely all guesses in flight are right, and with them the next one's newest token; 0 without a chain."""
-        if self.drafts is None or not self.guesses:
-            return 0.0
-        return self.drafts.chance_of(sum(len(guess.token_ids) for guess in self.guesses))
-
-    def extend_chain(self) -> tuple[int, ...]:
-        """The next guess of a chain, as if all in flight held: a guessed newest token and drafts; () where none is due.
-
-        What follows may look otherwise now than when the chain began; then it is not made longer.
-        """
-        if self.drafts is None or not self.guesses:
-            return ()
-        newest = self.guesses[-1]
-        assumed = sum((guess.token_ids for guess in self.guesses), ())[1:]
-        room = self.max_new_tokens - len(self.output) - len(assumed) - 2
-        count = min(newest.num_drafts, room)
-        if count < 1:
-            return ()
-        following = self.drafts.continuation(self.known_tokens, self.tokens, len(assumed) + 1 + count)
-        return following[len(assumed) :] if following[: len(assumed)] == assumed else ()
-
-    @property
-    def chain_position(self) -> int:
-        """Where the next guess of a chain begins."""
-        return self.guesses[-1].position + len(self.guesses[-1].token_ids)
-
-    def break_chain(self) -> list[Guess]:
-        """Forget guesses that can't hold, by what is known now: all of them, or none. Returns them."""
-        if not self.guesses:
-            return []
-        first = self.guesses[0]
-        if (first.position, first.token_ids[0]) == (self.known_tokens - 1, self.output[-1]):
-            return []
-        broken = list(self.guesses)
-        self.guesses.clear()
-        self.samples_issued = len(self.output)
-        return broken
-
-    def leave_chain(self) -> list[Guess]:
-        """Forget all guesses, because the slot is given up; returns those that need not be computed.
-
-        The first one's newest token is known: what it writes may be indexed already, so it has to be computed.
-        """
-        needless = list(self.guesses)[1:]
-        self.guesses.clear()
-        return needless
-
-    def take(self, seq: int, row: SampledRow) -> tuple[int, ...]:
-        """Account for what plan `seq` sampled; returns the tokens of it, none for a guess that ran dead.
+    def take(self, row: SampledRow) -> tuple[int, ...]:
+        """Account for a sampled row; returns its tokens.
 
         What follows a stop token among the drafts was never asked for: it is no token of the request.
         """
-        if not row.num_sampled:
-            return ()
-        self.known_seq = seq
-        if not self.guesses:
+        if self.verifying is None:
             self.output.append(row.token)
             if self.drafts is not None:
                 self.drafts.note_plain_token(self.known_tokens, self.tokens)
             return (row.token,)
-        guess = self.guesses.popleft()
-        self.last_sample_seq = seq
-        drafts = guess.token_ids[1 : row.num_sampled]
-        tokens = self._up_to_the_end((*drafts, row.token))
+        verified, self.verifying = self.verifying, None
+        held = verified[: row.num_sampled - 1]
+        tokens = self._up_to_the_end((*held, row.token))
         self.output += tokens
-        self.samples_issued = len(self.output) + bool(self.guesses)
+        self.samples_issued = len(self.output)
         if self.drafts is not None:
-            self.drafts.note_row(guess.num_drafts, min(len(drafts), len(tokens)))
+            self.drafts.note_row(len(verified), min(len(held), len(tokens)))
         return tokens
 
     def _up_to_the_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,25 +2,24 @@
 
 Which requests hold a slot and which of them step together is `slot_assignment`'s matter, which rows a plan carries
 `row_selection`'s. At most one decode of a request is in flight and one more waits for its feedback, in every mode,
-because rows are made nowhere else. Verifying rows are never beside a decode of their request; they may be a chain, of
-which what follows a wrong guess runs dead.
+because rows are made nowhere else. A verifying row is never beside another row of its request.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from stageline_runtime.engine.scheduling.request import Guess, Request
+from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.row_selection import (
     FirstRow,
     SelectedRows,
     occasion_of,
-    select_chained,
     select_rows,
 )
 from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import (
+    BusProtocolError,
     Drafted,
     GraphMode,
     PlanRow,
@@ -66,26 +65,21 @@ class Scheduler:
         max_waiting: int,
         graphs: GraphMode = GraphMode.OFF,
         speculation: Speculation | None = None,
-        holds_back: bool = True,
     ) -> None:
-        """`speculation` None: no plan ever carries a draft. `holds_back`: see `occasion_of`."""
+        """`speculation` None: no plan ever carries a draft."""
         self.ledger = ledger
         self.max_step_tokens = max_step_tokens
         self.max_waiting = max_waiting
         self.speculation = speculation
         self._graphs = graphs
-        self._holds_back = holds_back
-        self._slots = SlotAssignment(ledger)
+        self._slots = SlotAssignment(ledger, has_draft_model=speculation is not None and speculation.has_draft_model)
         self._arrivals = 0
         self._next_seq = 0
         self.num_steps = 0
         """Plans with rows made so far. It stands still when plans don't finish, for few are in flight at a time."""
         self._feedback_through = -1
-        self._begun_through = -1
-        """The newest plan that the first stage is known to have begun."""
         self._unfinished: deque[int] = deque()
         self._first_rows: list[FirstRow] = []
-        self._cancelled: list[int] = []
 
     @property
     def num_waiting(self) -> int:
@@ -150,45 +144,13 @@ class Scheduler:
         cohorts = self._slots.cohorts
         self._slots.admit()
         cohorts.even_out()
-        occasion = occasion_of(
-            self._next_seq,
-            self._unfinished,
-            self.ledger.num_cohorts,
-            self.num_running,
-            holds_back=self._holds_back,
-        )
+        occasion = occasion_of(self._next_seq, self._unfinished, self.ledger.num_cohorts, self.num_running)
         for cohort in cohorts.turns():
             rows = select_rows(self._slots, cohort, self._next_seq, self.max_step_tokens, occasion)
             if rows.rows:
                 cohorts.took_turn(cohort)
                 return self._plan_of(cohort, rows)
-        return None if self.speculation is None else self._chain()
-
-    def _chain(self) -> StepPlan | None:
-        """A plan for a stage that would have nothing to do: a verifying row whose request has one in flight already.
-
-        Only while fewer plans are in flight than there are stages, and only once the first stage has begun the newest
-        of them: of all chains at most one row waits there, so who comes meanwhile waits behind that and the one that
-        runs. A row is sent a stage's time before it can run, so the first stage never waits for it.
-        """
-        if not self._unfinished or len(self._unfinished) >= self.ledger.num_cohorts:
-            return None
-        if self._begun_through < self._unfinished[-1]:
-            return None
-        rows = select_chained(self._slots, self._next_seq, self.max_step_tokens)
-        return self._plan_of(rows.requests[0].cohort, rows) if rows.rows else None
-
-    def note_begun(self, seq: int) -> None:
-        """The first stage begins plan `seq`, and so has begun all before it."""
-        self._begun_through = max(self._begun_through, seq)
-
-    def take_cancelled(self) -> list[int]:
-        """Plans found since the last call to be of no use to anyone: chains that broke, or whose request has ended or
-        lost its slot.
-        """
-        self._cancel(self._slots.take_needless())
-        cancelled, self._cancelled = self._cancelled, []
-        return cancelled
+        return None
 
     def first_rows(self) -> list[FirstRow]:
         first_rows, self._first_rows = self._first_rows, []
@@ -204,8 +166,9 @@ class Scheduler:
 
     def take_drafts(self, drafted: Drafted) -> None:
         """What the last stage drafted after a plan; that of requests that ended or lost their slot is dropped."""
-        if self.speculation is not None:
-            self.speculation.note_draft_step(drafted.step_seconds)
+        if self.speculation is None:
+            raise BusProtocolError(f"Drafted of plan {drafted.seq}, but no plan asks for drafts")
+        self.speculation.note_draft_step(drafted.step_seconds)
         for row in drafted.rows:
             request = self._slots.request_in(row.slot, row.generation)
             if request is not None:
@@ -217,7 +180,10 @@ class Scheduler:
         for report in reports:
             request = self._slots.request_in(report.slot, report.generation)
             if request is not None:
-                assert report.position == request.prompt_told, f"{report.position} reported, not {request.prompt_told}"
+                report.check()
+                if report.position != request.prompt_told:
+                    expected = f"the next prompt token of slot {report.slot} is {request.prompt_told}"
+                    raise BusProtocolError(f"PromptReport.position is {report.position}, but {expected}")
                 request.prompt_told += report.num_tokens
                 reported.append(ReportedPrompt(request.request_id, report))
         return reported
@@ -225,22 +191,26 @@ class Scheduler:
     def complete(self, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
         """Account for a finished plan. Rows of requests that ended or lost their slot meanwhile are dropped.
 
-        Plans finish in the order they were made; anything else is a broken stage and asserts.
+        Raises:
+            BusProtocolError: plans don't finish in the order they were made, or a row has more tokens than it may.
         """
         expected = self._unfinished.popleft() if self._unfinished else None
-        assert seq == expected, f"plan {seq} finished, {expected} was next"
-        self.note_begun(seq)
+        if seq != expected:
+            raise BusProtocolError(f"StepDone.seq is {seq}, but {expected} is the next plan to finish")
         tokens: list[NewToken] = []
         for row in rows:
             request = self._slots.request_in(row.slot, row.generation)
             if request is not None:
-                tokens += self._accept(seq, request, row)
+                tokens += self._accept(request, row)
         return tokens
 
-    def _accept(self, seq: int, request: Request, row: SampledRow) -> Iterator[NewToken]:
+    def _accept(self, request: Request, row: SampledRow) -> Iterator[NewToken]:
         """The row's tokens, the last of which may end the request."""
-        tokens = request.take(seq, row)
-        self._cancel(request.break_chain())
+        most = 1 + len(request.verifying or ())
+        if not 1 <= row.num_sampled <= most or 0 < len(row.draft_logprobs) < row.num_sampled - 1:
+            sizes = f"{row.num_sampled} with log probabilities of {len(row.draft_logprobs)} drafts"
+            raise BusProtocolError(f"SampledRow.num_sampled of slot {row.slot} is {sizes}, of 1 to {most}")
+        tokens = request.take(row)
         self._slots.note_computed(request)
         before = len(request.output) - len(tokens)
         for index, token in enumerate(tokens):
@@ -256,27 +226,22 @@ class Scheduler:
                 return
 
     def _release(self, request: Request) -> None:
-        self._cancel(request.leave_chain())
         self._slots.release(request)
         if self.speculation is not None:
             self.speculation.note_answer(request.prompt, request.cache_salt, request.output)
-
-    def _cancel(self, guesses: Iterable[Guess]) -> None:
-        self._cancelled += [guess.seq for guess in guesses if guess.is_chained]
 
     def _plan_of(self, cohort: int, rows: SelectedRows) -> StepPlan:
         self.num_steps += 1
         self._first_rows += rows.first_rows
         self._feedback_through = max(self._feedback_through, rows.feedback_through)
         plan = self._plan(cohort, rows, padded_part(rows.rows, self.ledger.num_ranks))
-        # Only now: what a plan's rows write can be copied by the fills of later plans alone.
+        # Only now: what a plan's rows write can be read by later plans alone.
         for request in rows.requests:
             self._slots.note_computed(request)
         return plan
 
     def _plan(self, cohort: int, rows: SelectedRows, padded_tokens: int, *, dummy: bool = False) -> StepPlan:
         ordered = tuple(sorted(rows.rows, key=lambda row: row.slot))
-        report_begin = self._may_be_followed_by_a_chain()
         self._next_seq += 1
         self._unfinished.append(rows.seq)
         return StepPlan(
@@ -289,17 +254,9 @@ class Scheduler:
             feedback_posted=any(self._feeds_back(row) for row in ordered),
             dummy=dummy,
             graph_mode=plan_graph_mode(self._graphs, ordered, dummy=dummy),
-            trims=self.ledger.take_trims(),
+            tables=self.ledger.take_changes(),
             draft_steps=rows.draft_steps,
-            report_begin=report_begin,
         )
-
-    def _may_be_followed_by_a_chain(self) -> bool:
-        """Whether it has to be known when the first stage begins the plan that is made now; never at full load."""
-        if self.speculation is None or not self.speculation.may_chain:
-            return False
-        has_room = len(self._unfinished) < self.ledger.num_cohorts > 1
-        return has_room and any(request.guesses for request in self._slots.running.values())
 
     def _feeds_back(self, row: PlanRow) -> bool:
         """Whether a later plan may take this row's token as input: not after the last token of a request."""

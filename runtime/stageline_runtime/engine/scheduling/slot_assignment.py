@@ -1,8 +1,8 @@
 """Which requests run: slots are given to waiting requests, and taken from the least senior when cache runs out. Pure.
 
 Preemption is by recompute: a request that loses its slot queues again at its old place and later starts from all tokens
-it has; rows of it that are in flight run dead, because the slot's next holder has a new generation. Rules, in which
-senior means a lower priority number, then an earlier arrival:
+it has, of which most may be cached; rows of it in flight run dead, for the slot's next holder has a new generation.
+Rules, in which senior means a lower priority number, then an earlier arrival:
 
 - The most senior waiting request gets the next slot. It needs blocks for all its inputs, and one more for each running
   request, so that nobody loses its slot again for want of a few tokens. It may take slots and blocks from requests of a
@@ -11,13 +11,13 @@ senior means a lower priority number, then an earlier arrival:
   itself; otherwise it stays where it is until blocks are free.
 
 So the most senior running request always gets on, whatever the load: there is always room for one of any length. Where
-the cache has pools, a request that waits may begin in any of them, and all of this is so within each.
+ranks have pools of blocks of their own, a request that waits may begin in any of them, and this is so within each.
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from stageline_runtime.engine.scheduling.request import Guess, Request, WaitingQueue
+from stageline_runtime.engine.scheduling.request import Request, WaitingQueue
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 
@@ -77,22 +77,23 @@ class Cohorts:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a waiting request may begin: in one of `pools`, once `victims` have lost their slots."""
+    """Where a waiting request may begin: with one of `ranks`, once `victims` have lost their slots."""
 
-    pools: Collection[int]
+    ranks: Collection[int]
     victims: Collection[Request]
 
 
 class SlotAssignment:
-    """Requests that hold a slot, those that wait for one, and what each slot is known to contain."""
+    """Requests that hold a slot, and those that wait for one."""
 
-    def __init__(self, ledger: SlotLedger) -> None:
+    def __init__(self, ledger: SlotLedger, *, has_draft_model: bool = False) -> None:
+        """`has_draft_model`: which needs the ids of cached inputs, too."""
         self.ledger = ledger
+        self.has_draft_model = has_draft_model
         self.waiting = WaitingQueue()
         self.cohorts = Cohorts(ledger.num_cohorts)
         self.running: dict[str, Request] = {}
         self.num_preemptions = 0
-        self._needless: list[Guess] = []
         self._by_row: dict[tuple[int, int], Request] = {}
 
     def request_in(self, slot: int, generation: int) -> Request | None:
@@ -107,17 +108,26 @@ class SlotAssignment:
                 return
             for victim in place.victims:
                 self._preempt(victim)
-            self._admit(self.waiting.take_first(), place.pools)
+            self._admit(self.waiting.take_first(), place.ranks)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Let a running request come to `num_tokens` tokens, at a less senior one's cost where it must be."""
-        if self.ledger.grow(request.slot, num_tokens):
-            return True
-        victim = max(self._running_in(self.ledger.pool_of(request.slot)), key=lambda each: each.seniority)
-        if victim is request:
+        while not self.ledger.grow(request.slot, num_tokens):
+            victim = max(self._running_with(self.ledger.rank_of(request.slot)), key=lambda each: each.seniority)
+            if victim is request:
+                return False
+            self._preempt(victim)  # which frees nothing where it shares all its blocks: then the next one goes
+        return True
+
+    def grow_for_drafts(self, slot: int, num_tokens: int) -> bool:
+        """The same for tokens that may not come to stay: only where every running request keeps room for one block
+        more, so that drafts cost nobody a slot.
+        """
+        ledger, rank = self.ledger, self.ledger.rank_of(slot)
+        missing = blocks_of(num_tokens) - ledger.num_blocks_of(slot)
+        if missing > 0 and ledger.available_blocks(rank) - missing < sum(1 for _ in self._running_with(rank)):
             return False
-        self._preempt(victim)
-        return self.ledger.grow(request.slot, num_tokens)
+        return ledger.grow(slot, num_tokens)
 
     def release(self, request: Request) -> None:
         """Take the slot of a running request away. Its content stays of use to others."""
@@ -127,68 +137,59 @@ class SlotAssignment:
         self.ledger.give_back(request.slot)
 
     def note_computed(self, request: Request) -> None:
-        """Index the blocks that plans made so far complete, for those who may begin with them."""
-        index = self.ledger.prefixes
-        if index is None:
+        """Cache the blocks that plans made so far fill, for those who may begin with them."""
+        if not self.ledger.caches_prefixes:
             return
-        start = index.num_blocks(request.slot) * BLOCK_TOKENS
-        while start + BLOCK_TOKENS <= request.known_computed_tokens:
-            index.extend(request.slot, request.tokens(start, start + BLOCK_TOKENS), request.cache_salt)
-            start += BLOCK_TOKENS
+        start, end = self.ledger.num_cached(request.slot) * BLOCK_TOKENS, request.known_computed_tokens
+        full = range(start, end - BLOCK_TOKENS + 1, BLOCK_TOKENS)
+        if full:
+            self.ledger.note_full(request.slot, [request.tokens(each, each + BLOCK_TOKENS) for each in full])
 
-    def _running_in(self, pool: int) -> Iterator[Request]:
-        return (each for each in self.running.values() if self.ledger.pool_of(each.slot) == pool)
+    def _running_with(self, rank: int) -> Iterator[Request]:
+        return (each for each in self.running.values() if self.ledger.rank_of(each.slot) == rank)
 
-    def _admit(self, request: Request, pools: Collection[int]) -> None:
-        cohort = self.cohorts.lightest()
+    def _admit(self, request: Request, ranks: Collection[int]) -> None:
         request.slot, request.generation, request.scheduled_inputs = self.ledger.take(
-            cohort, request.inputs, request.cache_salt, request.prefixes, reusable=request.reusable_inputs, pools=pools
+            request.inputs, request.cache_salt, request.prefixes, reusable=request.reusable_inputs, ranks=ranks
         )
         self.running[request.request_id] = request
         self._by_row[request.slot, request.generation] = request
-        self.cohorts.join(request, cohort)
-
-    def take_needless(self) -> list[Guess]:
-        """Guesses in flight of requests that lost their slots since the last call: nobody waits for them."""
-        needless, self._needless = self._needless, []
-        return needless
+        self.cohorts.join(request, self.cohorts.lightest())
 
     def _preempt(self, request: Request) -> None:
-        self._needless += request.leave_chain()
         self.release(request)
         request.restart()
         self.waiting.add(request)
         self.num_preemptions += 1
 
     def _place_for(self, request: Request) -> "_Place | None":
-        """All pools that `request` fits into as they are, else the one that costs the fewest others their slots; None
+        """All ranks that `request` fits into as they are, else the one that costs the fewest others their slots; None
         when it can't fit."""
-        found = {pool: self._victims_for(request, pool) for pool in range(self.ledger.num_pools)}
-        fitting = {pool: victims for pool, victims in found.items() if victims is not None}
-        if as_they_are := [pool for pool, victims in fitting.items() if not victims]:
+        found = {rank: self._victims_for(request, rank) for rank in range(self.ledger.num_ranks)}
+        fitting = {rank: victims for rank, victims in found.items() if victims is not None}
+        if as_they_are := [rank for rank, victims in fitting.items() if not victims]:
             return _Place(as_they_are, [])
-        pool = min(fitting, key=lambda each: len(fitting[each]), default=None)
-        return None if pool is None else _Place([pool], fitting[pool])
+        rank = min(fitting, key=lambda each: len(fitting[each]), default=None)
+        return None if rank is None else _Place([rank], fitting[rank])
 
-    def _victims_for(self, request: Request, pool: int) -> list[Request] | None:
+    def _victims_for(self, request: Request, rank: int) -> list[Request] | None:
         """Whom to preempt for `request` to fit there: the least senior of lower priorities; None when it can't fit."""
-        running = list(self._running_in(pool))
-        lower = [each for each in running if each.priority > request.priority]
-        has_slot = self.ledger.has_free_slot(pool)
-        if not has_slot and not lower:
-            return None
-        missing = blocks_of(len(request.inputs)) - self.ledger.available_blocks(pool)
-        missing += sum(map(self._headroom, running))
-        lower.sort(key=lambda each: each.seniority)
+        ledger, running = self.ledger, list(self._running_with(rank))
+        has_slot = ledger.has_free_slot(rank)
+        lower = sorted((each for each in running if each.priority > request.priority), key=lambda each: each.seniority)
         victims: list[Request] = []
-        while missing > 0 or not has_slot:
+        while has_slot or lower:
+            without = [victim.slot for victim in victims]
+            kept = sum(self._headroom(each) for each in running if each.slot not in without)
+            wanted = len(request.inputs), request.reusable_inputs, request.cache_salt
+            if has_slot and ledger.spare_blocks(*wanted, rank, without) >= kept:
+                return victims
             if not lower:
                 return None
-            victims.append(victim := lower.pop())
-            missing -= self.ledger.held_by(victim.slot) + self._headroom(victim)
+            victims.append(lower.pop())
             has_slot = True
-        return victims
+        return None
 
     def _headroom(self, request: Request) -> int:
         """Blocks kept free for a running request to grow into: one, unless it has all it may ever need."""
-        return min(1, blocks_of(request.most_inputs) - self.ledger.held_by(request.slot))
+        return int(blocks_of(request.most_inputs) > self.ledger.num_blocks_of(request.slot))

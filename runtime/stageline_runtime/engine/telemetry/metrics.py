@@ -37,7 +37,6 @@ class EngineMetrics:
         self._plans = self._counter(names.PLANS)
         self._preemptions = self._counter(names.PREEMPTIONS)
         self._preemptions_counted = 0
-        self._cancelled = self._counter(names.CANCELLED_PLANS)
         self._rows = self.registry.histogram(names.COHORT_ROWS).labels(model_name)
         self._tokens = self.registry.histogram(names.ITERATION_TOKENS).labels(model_name)
         self.feedback_latency = self.registry.histogram(names.FEEDBACK_LATENCY).labels(model_name)
@@ -58,10 +57,6 @@ class EngineMetrics:
         if preemptions != self._preemptions_counted:
             self._preemptions.inc(preemptions - self._preemptions_counted)
             self._preemptions_counted = preemptions
-
-    def cancelled(self) -> None:
-        """The stages were told not to compute a plan."""
-        self._cancelled.inc()
 
     def p2p_latency(self, receiving_stage: int) -> Histogram:
         return self._p2p_latency.labels(self._model_name, str(receiving_stage))

@@ -7,18 +7,22 @@ like the weights, it is chosen by whoever deploys the model.
 
 import ctypes
 import json
+import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
+from enum import Enum
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import structs
 
 from stageline_api.engine_http import (
     ChatMessage,
@@ -31,12 +35,29 @@ from stageline_api.engine_http import (
 from stageline_api.failures import FailureClass
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.call_arguments import WriteArguments, as_sent, as_text, ways_to_write
+from stageline_runtime.engine.text.system_turns import shows_late_system, ways_to_write_system
 from stageline_runtime.termination import RuntimeFailure
 
 T = TypeVar("T")
+REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
+"""What templates call the thoughts of an assistant's turn."""
+_REASONING_READ: Final = re.compile(rf"""[.'"](?:{"|".join(REASONING_NAMES)})\b""")
 MAX_RENDERED_CHARACTERS = 16 * 1024 * 1024
 RENDER_LIMIT_SECONDS = 5.0
+"""Of CPU time. The largest chat that may be sent, 8,192 messages or megabytes of text, takes less than 0.5."""
+_SYSTEM_PROBE: Final = "words of the system"
+_PROBE_CHAT: Final = (ChatMessage(role="system", content=_SYSTEM_PROBE), ChatMessage(role="user", content="hello"))
 _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+
+class Content(Enum):
+    """What a template is given for content that is null beside calls, in the order of trying."""
+
+    MISSING = "missing"
+    """As transformers gives it now."""
+    NONE = "none"
+    """As it did before, when many templates were written."""
+    EMPTY = "empty"
 
 
 class ChatTemplate:
@@ -72,6 +93,12 @@ class ChatTemplate:
         """How the model writes calls, as far as the template tells; None when it doesn't."""
         self.has_thoughts = "</think>" in source
         """Whether the model's answers may begin with thoughts, which the template marks so."""
+        self.takes_reasoning = _REASONING_READ.search(source) is not None
+        """Whether the template looks at what the assistant thought in earlier turns."""
+        self._null_content: Content | None = None
+        """What this template is given for content that is null, once a chat has shown it."""
+        self._has_system: bool | None = None
+        """Whether it shows system turns, once a chat has had one."""
         self._special_tokens = dict(special_tokens)
         self._limit_seconds = limit_seconds
         self._max_characters = max_characters
@@ -83,6 +110,17 @@ class ChatTemplate:
     def takes_effort(self, effort: str) -> bool:
         """Whether the template can tell the model to think so much."""
         return "reasoning_effort" in self._variables or (effort == "none" and "enable_thinking" in self._variables)
+
+    def shows_system(self) -> bool:
+        """Whether a system turn at the beginning is shown to the model. No client's words are looked for: a template
+        may read a switch in them, and leave it out."""
+        if self._has_system is None:
+            try:
+                text = self.render(_PROBE_CHAT)
+            except PromptError:  # that is told to who sends a chat
+                return True
+            self._has_system = _SYSTEM_PROBE in text
+        return self._has_system
 
     def arguments_of(self, prompt: ChatPrompt) -> dict[str, TemplateArgument]:
         """More variables for `render`.
@@ -146,7 +184,7 @@ class ChatTemplate:
         """
         *earlier, last = messages
         marker = secrets.token_hex(16)
-        marked = last.model_copy(update={"content": f"{last.content}{marker} "})
+        marked = structs.replace(last, content=f"{last.content}{marker} ")
         words, *after = self.render([*earlier, marked], tools, False, arguments).split(marker)
         said = last.content.strip()
         if not said or len(after) != 1 or not words.rstrip().endswith(said):
@@ -158,14 +196,85 @@ class ChatTemplate:
         return words if after[0].startswith(" ") else words.rstrip()
 
     def _generate_in_any_way(self, messages: Sequence[ChatMessage], variables: dict[str, Any]) -> str:
+        """The text of `messages` as they are, or with their system turns folded where the template refuses those, or
+        leaves their words out."""
+        if not any(message.role == "system" for message in messages):
+            return self._generate_with_calls(messages, variables)
+        texts: list[str] = []
+        refusals: list[Exception] = []
+        for turns in ways_to_write_system(messages, lambda: self._refuses_system(variables)):
+            try:
+                text = self._generate_with_calls(turns, variables)
+            except PromptError:
+                raise
+            except Exception as error:
+                refusals.append(error)
+                continue
+            if shows_late_system(turns, text):
+                return text
+            texts.append(text)
+        # Whatever is wrong with what was made of them, the client sent the first.
+        if texts:
+            return texts[0]
+        raise refusals[0]
+
+    def _refuses_system(self, variables: dict[str, Any]) -> bool:
+        """Whether the template refuses a chat that begins with a system turn and has nothing else to refuse."""
+        try:
+            self._generate_with_calls(_PROBE_CHAT, variables)
+        except PromptError:
+            raise
+        except Exception:  # whatever its code raises
+            return True
+        return False
+
+    def _generate_with_calls(self, messages: Sequence[ChatMessage], variables: dict[str, Any]) -> str:
+        """The text with what is null and the arguments of calls written in the first way that the template can use."""
+        if not any(message.is_content_null and message.tool_calls for message in messages):
+            return self._generate_with(Content.EMPTY, messages, variables)
+        if self._null_content is not None:
+            try:
+                return self._generate_with(self._null_content, messages, variables)
+            except PromptError:
+                raise
+            except Exception:  # what served earlier chats doesn't serve this one
+                self._null_content = None
+        self._null_content, text = self._try_contents(messages, variables)
+        return text
+
+    def _try_contents(self, messages: Sequence[ChatMessage], variables: dict[str, Any]) -> tuple[Content | None, str]:
+        """What to give for content that is null so that the calls beside it are shown, and the text with it.
+
+        A template may take that for an empty turn, or write `None`. Which calls are shown is found by other names for
+        them. None: no way shows all calls; the text then is with the first that the template takes.
+        """
+        marker = secrets.token_hex(8)
+        marked = [_with_marked_calls(message, marker) for message in messages]
+        count = sum(len(message.tool_calls) for message in messages)
+        shown: dict[Content, str] = {}
+        refusals: list[Exception] = []
+        for content in Content:
+            try:
+                shown[content] = self._generate_with(content, marked, variables)
+            except PromptError:
+                raise
+            except Exception as error:
+                refusals.append(error)
+        if not shown:
+            raise refusals[-1]
+        fewest = min(text.count("None") for text in shown.values())
+        fitting = [one for one, text in shown.items() if text.count(marker) >= count and text.count("None") == fewest]
+        chosen = fitting[0] if fitting else next(iter(shown))
+        return (chosen if fitting else None), self._generate_with(chosen, messages, variables)
+
+    def _generate_with(self, content: Content, messages: Sequence[ChatMessage], variables: dict[str, Any]) -> str:
         """The text with the arguments of calls written in the first way that the template can use."""
         refusal: Exception | None = None
         has_calls = any(message.tool_calls for message in messages)
         for write in ways_to_write(messages) if has_calls else (as_sent,):
             try:
-                return self._generate(
-                    variables | {"messages": [_plain_message(message, write) for message in messages]}
-                )
+                plain = [_plain_message(message, write, content) for message in messages]
+                return self._generate(variables | {"messages": plain})
             except PromptError:
                 raise
             except Exception as error:
@@ -185,9 +294,20 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _plain_message(message: ChatMessage, write: WriteArguments) -> dict[str, Any]:
+def _with_marked_calls(message: ChatMessage, marker: str) -> ChatMessage:
+    calls = tuple(structs.replace(call, name=call.name + marker) for call in message.tool_calls)
+    return structs.replace(message, tool_calls=calls)
+
+
+def _plain_message(message: ChatMessage, write: WriteArguments, content: Content) -> dict[str, Any]:
     """A message as templates know it: keys that say nothing are left out."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.is_content_null and message.tool_calls and content is not Content.EMPTY:
+        plain |= {"content": None}
+        if content is Content.MISSING:
+            del plain["content"]
+    if message.reasoning is not None:
+        plain |= dict.fromkeys(REASONING_NAMES, message.reasoning)
     if message.tool_calls:
         plain["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": write(call.arguments)}}
@@ -198,7 +318,8 @@ def _plain_message(message: ChatMessage, write: WriteArguments) -> dict[str, Any
 
 
 def _plain_tool(tool: ToolFunction) -> dict[str, Any]:
-    return {"type": "function", "function": tool.model_dump(exclude_none=True)}
+    said = {name: value for name, value in structs.asdict(tool).items() if value is not None}
+    return {"type": "function", "function": said}
 
 
 def _tool_call_format(source: str) -> ToolCallFormat | None:
@@ -281,6 +402,9 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+_LEAST_WAIT_SECONDS: Final = 0.01
+
+
 class _TimeLimitExceededError(Exception):
     """The code ran longer than it may."""
 
@@ -296,14 +420,17 @@ def _run_with_time_limit(function: Callable[[], T], limit_seconds: float) -> T:
 
     Python can't end a thread from outside, but it can raise an exception in one at its next bytecode, which is enough
     for a loop written in Jinja. The thread is made for the one call, so an exception that comes late hits nothing else.
+    Its CPU time counts: on a busy machine it may wait for long.
 
     Raises:
         _TimeLimitExceededError: it did not end within `limit_seconds`; it is stopped at its next bytecode.
     """
     outcome: Future[T] = Future()
+    clock: Future[int] = Future()
 
     def call() -> None:
         try:
+            clock.set_result(time.pthread_getcpuclockid(threading.get_ident()))
             outcome.set_result(function())
         except _Stop:
             return
@@ -312,9 +439,15 @@ def _run_with_time_limit(function: Callable[[], T], limit_seconds: float) -> T:
 
     thread = threading.Thread(target=call, name="time-limited", daemon=True)
     thread.start()
-    thread.join(limit_seconds)
-    if thread.is_alive():
-        assert thread.ident is not None
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Stop))
-        raise _TimeLimitExceededError(f"took longer than {limit_seconds:g} s")
-    return outcome.result()
+    left = limit_seconds
+    while left > 0:
+        thread.join(max(left, _LEAST_WAIT_SECONDS))
+        if not thread.is_alive():
+            return outcome.result()
+        try:
+            left = limit_seconds - time.clock_gettime(clock.result())
+        except OSError:  # it has just ended, and its clock with it
+            left = _LEAST_WAIT_SECONDS
+    assert thread.ident is not None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(_Stop))
+    raise _TimeLimitExceededError(f"took more than {limit_seconds:g} s of CPU time")

@@ -7,6 +7,10 @@ since the next token may complete them. When the window ends on a whole characte
 a few times, however long the output is. All pieces together equal the decoding of all ids at once (where the ids spell
 broken UTF-8, a byte-fallback decoder may show it differently).
 
+The first window begins with the last tokens of the prompt, since what an answer's first token spells depends on them:
+at the start of a text those decoders drop its leading space, and a prompt may end in half a character, which then
+belongs to the answer that completes it.
+
 One Knuth-Morris-Pratt automaton per stop string reads each character once. The first character that completes a stop
 string ends the output (the longest one when several end there), so the result depends on the text alone, never on how
 it was cut into pieces. The stop string itself is not returned.
@@ -14,6 +18,7 @@ it was cut into pieces. The stop string itself is not returned.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
@@ -21,31 +26,44 @@ REPLACEMENT = "\ufffd"
 MAX_WAITING_TOKENS = 16
 """A character has at most four bytes; with this many tokens waiting, the held-back bytes are broken for good."""
 SPLIT_SEARCH_TOKENS = 8
+MIN_CONTEXT_TOKENS = 6
+MAX_CONTEXT_TOKENS = 32
+"""Last tokens of a prompt that an answer is decoded behind: more than the least where they begin inside a character."""
 
 
 class IncrementalDetokenizer:
     """The text of one request."""
 
-    def __init__(self, tokenizer: EngineTokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: EngineTokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        hidden_token_ids: frozenset[int] | None = None,
+    ) -> None:
+        """`prompt_token_ids`: what the output continues, of which its end is read. `hidden_token_ids` don't show; None:
+        those are control tokens.
+        """
         self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_token_ids if hidden_token_ids is None else hidden_token_ids
         self._window: list[int] = []
         self._context = 0
         """Leading tokens of the window whose text has been released."""
-        self._context_length = 0
-        """Characters that the context decodes to."""
+        self._context_text = ""
+        """What the context decodes to."""
         self._released = 0
         """Characters of the window's text that have been released."""
+        self._restart(_end_of(prompt_token_ids, tokenizer), as_context=True)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Add tokens; returns the text that no later token can change."""
-        # Special tokens show nothing; left out, they don't lengthen the window either.
-        visible = [index for index in token_ids if index not in self._tokenizer.special_token_ids]
+        # Left out, hidden tokens don't lengthen the window either.
+        visible = [index for index in token_ids if index not in self._hidden]
         if not visible:
             return ""
         self._window += visible
-        text = self._tokenizer.decode(self._window)
+        text = self._text()
         released = self._release(text, len(text.rstrip(REPLACEMENT)))
-        if not text.endswith(REPLACEMENT) and len(text) > self._context_length:
+        if not text.endswith(REPLACEMENT) and len(text) > len(self._context_text):
             self._restart(self._window[self._context :], as_context=True)
         elif len(self._window) - self._context > MAX_WAITING_TOKENS:
             released += self._give_up_waiting(text)
@@ -53,8 +71,16 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """The text still held back, at the end of the output; an incomplete character becomes U+FFFD."""
-        text = self._tokenizer.decode(self._window)
+        text = self._text()
         return self._release(text, len(text))
+
+    def _text(self) -> str:
+        """The window's text. A character that the prompt had half of is released by the output that completes it."""
+        text = self._decoded(self._window)
+        if not text.startswith(self._context_text):
+            self._context_text = self._context_text.rstrip(REPLACEMENT)
+            self._released = min(self._released, len(self._context_text))
+        return text
 
     def _release(self, text: str, end: int) -> str:
         piece = text[self._released : end]
@@ -67,12 +93,12 @@ class IncrementalDetokenizer:
         A split of the window is safe where both parts decode, on their own, to what they decode to together: no byte
         sequence then crosses it. Without a safe split the window just stays.
         """
-        if len(text) <= self._context_length and not text.endswith(REPLACEMENT):
+        if len(text) <= len(self._context_text) and not text.endswith(REPLACEMENT):
             del self._window[self._context :]
             return ""
         for split in range(len(self._window) - 1, len(self._window) - SPLIT_SEARCH_TOKENS, -1):
-            head = self._tokenizer.decode(self._window[:split])
-            if head + self._tokenizer.decode(self._window[split:]) == text:
+            head = self._decoded(self._window[:split])
+            if head + self._decoded(self._window[split:]) == text:
                 piece = self._release(text, len(head))
                 already_released = self._released - len(head)
                 self._restart(self._window[split:], as_context=False)
@@ -83,8 +109,22 @@ class IncrementalDetokenizer:
     def _restart(self, window: list[int], *, as_context: bool) -> None:
         self._window = window
         self._context = len(window) if as_context else 0
-        self._context_length = len(self._tokenizer.decode(window)) if as_context else 0
-        self._released = self._context_length
+        self._context_text = self._decoded(window) if as_context else ""
+        self._released = len(self._context_text)
+
+    def _decoded(self, window: Sequence[int]) -> str:
+        """Text of tokens that show."""
+        return self._tokenizer.decode(window, skip_special_tokens=False)
+
+
+def _end_of(prompt_token_ids: Sequence[int], tokenizer: EngineTokenizer) -> list[int]:
+    """The fewest last tokens of a prompt that show text and begin with a whole character."""
+    visible = (index for index in reversed(prompt_token_ids) if index not in tokenizer.special_token_ids)
+    end = list(islice(visible, MAX_CONTEXT_TOKENS))[::-1]
+    for count in range(MIN_CONTEXT_TOKENS, len(end)):
+        if not tokenizer.decode(end[-count:]).startswith(REPLACEMENT):
+            return end[-count:]
+    return end
 
 
 @dataclass(frozen=True, slots=True)

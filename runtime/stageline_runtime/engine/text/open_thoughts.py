@@ -7,6 +7,8 @@ template's or their own, and have no second one.
 
 from typing import Final
 
+from msgspec import structs
+
 from stageline_api.engine_http import ChatMessage, ChatPrompt
 
 OPENING: Final = "<think>"
@@ -24,7 +26,7 @@ def without_others_marks(prompt: ChatPrompt) -> ChatPrompt:
     if not any(_ends_with_mark(message.content) for message in others):
         return prompt
     changed = tuple(_without_mark(message) for message in others)
-    return prompt.model_copy(update={"messages": changed + prompt.messages[len(others) :]})
+    return structs.replace(prompt, messages=changed + prompt.messages[len(others) :])
 
 
 def is_in_thought(prompt: ChatPrompt, text: str) -> bool:
@@ -56,4 +58,4 @@ def _without_mark(message: ChatMessage) -> ChatMessage:
     if not _ends_with_mark(message.content):
         return message
     before, _, after = message.content.rpartition(OPENING)
-    return message.model_copy(update={"content": before + _NO_MARK + after})
+    return structs.replace(message, content=before + _NO_MARK + after)

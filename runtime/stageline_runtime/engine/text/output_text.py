@@ -10,15 +10,20 @@ character, a possible stop string) stands exactly where it stood, and only what 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
-from stageline_api.engine_http import ErrorCode, FinishReason
+from stageline_api.engine_http import ErrorCode, FinishReason, ThoughtStart, ToolCallFormat
 from stageline_runtime.engine.core_api import AdmittedRequest
 from stageline_runtime.engine.errors import PromptError
 from stageline_runtime.engine.text.detokenizer import IncrementalDetokenizer, StopMatch, StopStrings
+from stageline_runtime.engine.text.open_thoughts import CLOSING, OPENING
 from stageline_runtime.engine.text.packed_logprobs import ListedToken, PackedLogprobs
 from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 from stageline_runtime.engine.text.told_prompt import ToldPrompt
 from stageline_runtime.plan_bus.messages import TokenLogprobs
+
+_CALL_TAGS: Final = ("<tool_call>", "</tool_call>")
+_CALL_MARKS: Final = {ToolCallFormat.ARRAY: ("[TOOL_CALLS]",), ToolCallFormat.OBJECT: ("<|python_tag|>",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,8 @@ class Piece:
 
 class OutputText:
     def __init__(self, tokenizer: EngineTokenizer, request: AdmittedRequest) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        hidden = _hidden_token_ids(tokenizer, request.tool_call_format, request.thoughts)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids, hidden)
         self._stops = StopStrings(request.stop)
         self._hidden_token_ids = request.stop_token_ids
         self._min_tokens = request.sampling.min_tokens
@@ -91,6 +97,19 @@ class OutputText:
         unseen = text[self._relayed_ahead :]
         self._relayed_ahead -= len(text) - len(unseen)
         return unseen
+
+
+def _hidden_token_ids(
+    tokenizer: EngineTokenizer, form: ToolCallFormat | None, thoughts: ThoughtStart | None
+) -> frozenset[int]:
+    """Ids that don't show in an answer whose calls are written as `form`, and which may begin with `thoughts`.
+
+    Tags show also where they are control tokens, since the answer's reader looks for them. A mark before a whole answer
+    of calls is hidden also where it is a plain token, since its reader takes what follows.
+    """
+    shown = (_CALL_TAGS if form is ToolCallFormat.TAGGED else ()) + (() if thoughts is None else (OPENING, CLOSING))
+    marks = () if form is None else _CALL_MARKS.get(form, ())
+    return tokenizer.hidden_ids(shown, marks) if shown or marks else tokenizer.special_token_ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,16 @@ an answer is not asked here, since it may take too long: that is `schema_check`'
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar, assert_never
+
+from msgspec import structs
 
 from stageline_api.engine_http import (
     MAX_STOP_CHARACTERS,
     ChatPrompt,
+    ContextExceeded,
     ErrorCode,
     GenerateRequest,
     Prompt,
@@ -38,7 +41,10 @@ from stageline_runtime.engine.text.open_thoughts import (
     may_have_begun,
     without_others_marks,
 )
-from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode, read_tokenizer_config
+from stageline_runtime.engine.text.prompt_size import QUICK_LENGTH, least_characters, work_of
+from stageline_runtime.engine.text.recent_prompts import RecentPrompts, written
+from stageline_runtime.engine.text.template_files import DEFAULT_TEMPLATE, TOOL_TEMPLATE, read_tokenizer_config
+from stageline_runtime.engine.text.tokenizer import EngineTokenizer, check_unicode
 from stageline_runtime.plan_bus.messages import RequestSampling
 
 NO_DEFAULTS: Final = SamplingParams()
@@ -46,8 +52,6 @@ LONGEST_ARGUMENT_NAME: Final = 64
 _LEFT_OPEN: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
 """What the model is asked where a request says nothing."""
 
-QUICK_LENGTH = 8192
-"""A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
 MOST_CHARACTERS_A_TOKEN = 16
 """On average over a prompt as long as the context: text has four, code less. What has more can be told without
 tokenizing it, which takes seconds."""
@@ -74,6 +78,12 @@ class PromptReader:
     eos_token_ids: frozenset[int]
     sampling_defaults: SamplingParams = NO_DEFAULTS
     """The model's own, for what a request leaves open."""
+    tool_template: ChatTemplate | None = None
+    """Of chats with tools, where the model has one of its own for them."""
+    _rendered_lately: RecentPrompts[_Tokenized] = field(default_factory=RecentPrompts, init=False, compare=False)
+    _thoughts_lately: RecentPrompts[ThoughtStart | None] = field(
+        default_factory=RecentPrompts, init=False, compare=False
+    )
 
     @classmethod
     def load(
@@ -91,10 +101,14 @@ class PromptReader:
             RuntimeFailure: class ModelLoad, naming the file.
         """
         config = read_tokenizer_config(model_dir)
-        source = config.chat_template
+        default, tool_use = (
+            None if (source := config.chat_templates.get(name)) is None else ChatTemplate(source, config.special_tokens)
+            for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
+        )
         return cls(
             tokenizer=EngineTokenizer.load(model_dir),
-            chat_template=None if source is None else ChatTemplate(source, config.special_tokens),
+            chat_template=default,
+            tool_template=tool_use,
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             eos_token_ids=frozenset(eos_token_ids),
@@ -126,7 +140,9 @@ class PromptReader:
             message = "An answer has a JSON schema, a regex or a grammar, not several of them."
             raise PromptError(ErrorCode.INVALID_VALUE, message, param="regex" if sampling.regex else "grammar")
         self._check_ids(request.generated_token_ids, "generated_token_ids")
-        token_ids, chat_text = self._rendered(request.prompt)
+        prompt = request.prompt
+        key = written(prompt)
+        token_ids, chat_text = self._rendered_lately.made_of(key, lambda: self._rendered(prompt))
         sampling = _filled(sampling, self.sampling_defaults, self.max_model_len - len(token_ids))
         stop_token_ids = frozenset(sampling.stop_token_ids)
         admitted = AdmittedRequest(
@@ -137,7 +153,9 @@ class PromptReader:
             stop_token_ids=stop_token_ids if sampling.ignore_eos else stop_token_ids | self.eos_token_ids,
             stop=sampling.stop,
             tool_call_format=self.tool_call_format(request.prompt),
-            thoughts=None if sampling.guide is not None else self._thoughts(request.prompt, chat_text),
+            thoughts=None
+            if sampling.guide is not None
+            else self._thoughts_lately.made_of(key, lambda: self._thoughts(prompt, chat_text)),
             ignored=self._ignored(request.prompt),
             prompt_told=sampling.prompt_told,
             is_prompt_only=bool(sampling.prompt_only),
@@ -179,18 +197,26 @@ class PromptReader:
                 f"The prompt has {len(token_ids)} tokens, but this model takes at most {self.max_model_len - 1}: "
                 f"its context is {self.max_model_len} tokens, and the answer needs at least one."
             )
-            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+            exceeded = ContextExceeded(prompt_tokens=len(token_ids), limit_tokens=self.max_model_len - 1)
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param, exceeded=exceeded)
         return _Tokenized(token_ids, chat_text)
 
     def tool_call_format(self, prompt: Prompt) -> ToolCallFormat | None:
         """How the answer to `prompt` writes calls of tools; None when it is given none, or is held to a schema."""
-        if not isinstance(prompt, ChatPrompt) or not prompt.tools or prompt.tools_guided or self.chat_template is None:
+        template = self._template(prompt)
+        if not isinstance(prompt, ChatPrompt) or not prompt.tools or prompt.tools_guided or template is None:
             return None
-        return self.chat_template.tool_call_format
+        return template.tool_call_format
+
+    def _template(self, prompt: Prompt) -> ChatTemplate | None:
+        """The template that makes a text of `prompt`, as transformers chooses it."""
+        has_tools = isinstance(prompt, ChatPrompt) and bool(prompt.tools)
+        return self.tool_template if has_tools and self.tool_template is not None else self.chat_template
 
     def _thoughts(self, prompt: Prompt, chat_text: str | None) -> ThoughtStart | None:
         """How the answer to `prompt` may begin with thoughts, as far as the template and the words before it tell."""
-        if not isinstance(prompt, ChatPrompt) or self.chat_template is None or not self.chat_template.has_thoughts:
+        template = self._template(prompt)
+        if not isinstance(prompt, ChatPrompt) or template is None or not template.has_thoughts:
             return None
         assert chat_text is not None, "a chat has been rendered"
         judged = without_others_marks(prompt)
@@ -203,17 +229,21 @@ class PromptReader:
         if not prompt.add_generation_prompt or not may_have_begun(text):
             return False
         try:
-            without = self._render(prompt.model_copy(update={"add_generation_prompt": False}))
+            without = self._render(structs.replace(prompt, add_generation_prompt=False))
         except PromptError:
             return False
         return is_begun_for_the_answer(text, without)
 
     def _ignored(self, prompt: Prompt) -> tuple[str, ...]:
         """Names of the client's fields that the chat template has no use for."""
-        template = self.chat_template
+        template = self._template(prompt)
         if not isinstance(prompt, ChatPrompt) or template is None:
             return ()
         unread = [_argument(name) for name in prompt.template_arguments if not template.reads(name)]
+        if not template.takes_reasoning and any(message.reasoning for message in prompt.messages):
+            unread.append("messages.reasoning_content")
+        if prompt.messages[0].role == "system" and not template.shows_system():
+            unread.append("messages[system]")
         effort = prompt.reasoning_effort
         return (*unread, *(() if effort is None or template.takes_effort(effort) else ("reasoning_effort",)))
 
@@ -233,15 +263,16 @@ class PromptReader:
         return self.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _render(self, prompt: ChatPrompt) -> str:
-        template = self.chat_template
+        template = self._template(prompt)
         if template is None:
             raise no_chat_template()
         if prompt.tools and not prompt.tools_guided and template.tool_call_format is None:
             raise no_tool_format(template.takes_tools)
-        self._check_length(sum(len(message.content) for message in prompt.messages), "messages")
+        self._check_length(least_characters(prompt, template.takes_tools), "messages")
         for message in prompt.messages:
             check_unicode(message.role, "messages")
             check_unicode(message.content, "messages")
+            check_unicode(message.reasoning or "", "messages")
         arguments = template.arguments_of(prompt)
         if prompt.continue_final_message:
             text = template.render_to_continue(prompt.messages, prompt.tools, arguments)
@@ -271,7 +302,8 @@ class PromptReader:
                 f"The prompt has {characters} characters; this model's context of {self.max_model_len} tokens takes "
                 f"{most} at most."
             )
-            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+            exceeded = ContextExceeded(prompt_characters=characters, limit_tokens=self.max_model_len)
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param=param, exceeded=exceeded)
 
     def _check_ids(self, token_ids: Iterable[int], param: str) -> None:
         for index in token_ids:
@@ -289,7 +321,10 @@ class PromptReader:
                 f"{prompt_tokens + max_tokens}, but this model's context is {self.max_model_len} tokens; "
                 f"lower max_tokens to {room} or shorten the prompt."
             )
-            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
+            exceeded = ContextExceeded(
+                prompt_tokens=prompt_tokens, max_tokens=max_tokens, limit_tokens=self.max_model_len
+            )
+            raise PromptError(ErrorCode.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens", exceeded=exceeded)
         return max_tokens
 
 
@@ -332,7 +367,7 @@ def _filled(sampling: SamplingParams, defaults: SamplingParams, room_tokens: int
     missing = {name: getattr(defaults, name) for name in _LEFT_OPEN if getattr(sampling, name) is None}
     if missing.get("max_tokens") is not None:
         missing["max_tokens"] = min(missing["max_tokens"], room_tokens)
-    return sampling.model_copy(update=missing)
+    return structs.replace(sampling, **missing)
 
 
 def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> RequestSampling:
@@ -363,24 +398,11 @@ def _or(value: _Number | None, otherwise: _Number) -> _Number:
     return otherwise if value is None else value
 
 
-def size_of(prompt: Prompt) -> int:
-    """Characters or ids of `prompt`, as far as they decide how long reading it takes."""
-    match prompt:
-        case ChatPrompt():
-            return sum(len(message.content) for message in prompt.messages)
-        case TextPrompt(text=text):
-            return len(text)
-        case TokenPrompt(token_ids=token_ids):
-            return len(token_ids)
-        case _:
-            assert_never(prompt)
-
-
 def is_quick(request: GenerateRequest) -> bool:
     """Whether reading `request` is cheap enough for the event loop; a template's cost is never known."""
     if len(request.generated_token_ids) > QUICK_OUTPUT:
         return False
-    return not isinstance(request.prompt, ChatPrompt) and size_of(request.prompt) <= QUICK_LENGTH
+    return not isinstance(request.prompt, ChatPrompt) and work_of(request.prompt, QUICK_LENGTH) <= QUICK_LENGTH
 
 
 def _argument(name: str) -> str:

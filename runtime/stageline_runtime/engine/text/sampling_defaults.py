@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import ValidationError
+import msgspec
 
 from stageline_api.engine_http import SamplingParams
 from stageline_api.failures import FailureClass
@@ -37,15 +37,15 @@ def read_sampling_defaults(model_dir: Path) -> SamplingParams:
     path = model_dir / FILE
     found = read_json(path) if path.exists() else {}
     values = {ours: _checked(theirs, ours, found[theirs]) for theirs, ours in _FIELDS.items() if theirs in found}
-    return SamplingParams.model_validate(values)
+    return SamplingParams(**values)
 
 
 def _checked(theirs: str, ours: str, value: Any) -> Any:
     # Both stand for "off" in Hugging Face's files.
     given = 0 if ours == "top_k" and value == -1 else value
     try:
-        return getattr(SamplingParams.model_validate({ours: given}, strict=True), ours)
-    except ValidationError as error:
-        rule = error.errors(include_url=False)[0]["msg"]
+        return getattr(msgspec.convert({ours: given}, SamplingParams), ours)
+    except msgspec.ValidationError as error:
+        rule, _, _ = str(error).partition(" - at ")
         detail = f"{FILE}: {theirs} is {value!r}: {rule}; spec.engine.generationConfig none leaves the file aside"
         raise RuntimeFailure(FailureClass.MODEL_LOAD, detail, operation="read the sampling defaults") from error

@@ -1,4 +1,4 @@
-"""Attention of Hugging Face's layers over the slot cache, through the hooks that transformers has for it.
+"""Attention of Hugging Face's layers over the paged cache, through the hooks that transformers has for it.
 
 A layer calls the registered function with the step's queries, keys and values; it writes them to the layer's cache and
 attends row by row, as the own decoder does. Which positions a query sees is asked of the mask function that the model
@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from stageline_runtime.models.cpu.kv_cache import AttentionBatch, KvCache
+from stageline_runtime.models.layers.attention import attend_row, rows_of, store
+from stageline_runtime.models.layers.kv_cache import LayerCache
+from stageline_runtime.models.layers.step_batch import StepTensors
 from stageline_runtime.models.weights.checkpoint import WeightsError
 
 ATTENTION_NAME = "stageline_slots"
@@ -42,8 +43,8 @@ class SlotMask:
 class CoveredStep:
     """The plan that layers are run for, and the cache they write."""
 
-    batch: AttentionBatch
-    cache: KvCache
+    step: StepTensors
+    caches: tuple[LayerCache, ...]
     first_layer: int
     calls: list[int] = field(default_factory=list)
     """Layers whose attention ran, in order."""
@@ -85,7 +86,8 @@ def slot_attention(
         raise CoverageError(f"{type(module).__name__} gives attention {unknown[0]}, which is not supported")
     if not isinstance(attention_mask, SlotMask):
         raise CoverageError(f"{type(module).__name__} makes its own attention masks, which is not supported")
-    expected = (1, step.cache.keys[layer].shape[1], query.shape[2], step.cache.keys[layer].shape[3])
+    _, num_kv_heads, _, head_dim = step.caches[layer][0].shape
+    expected = (1, num_kv_heads, query.shape[2], head_dim)
     for name, given in (("keys", key), ("values", value)):
         if tuple(given.shape) != expected:
             raise CoverageError(
@@ -93,7 +95,7 @@ def slot_attention(
                 f"{given.shape[3]}; config.json says {expected[1]} heads of size {expected[3]}"
             )
     step.calls.append(module.layer_idx)
-    step.cache.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), step.batch)
+    store(key[0].transpose(0, 1), value[0].transpose(0, 1), step.caches[layer], step.step)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     return _attend(query[0].transpose(0, 1), layer, step, attention_mask, scale, softcap)[None], None
 
@@ -103,56 +105,15 @@ def _attend(
 ) -> torch.Tensor:
     """Map queries `[num_tokens, num_heads, head_dim]` to the same shape; zero for padding."""
     output = torch.zeros_like(query)
-    keys, values = step.cache.keys[layer], step.cache.values[layer]
-    for index, piece in enumerate(step.batch.prefill):
-        slots, context = slice(piece.slot, piece.slot + 1), piece.context
-        visible = _visible(step, mask, index, piece.tokens, context)[None]
-        rows = query[None, piece.tokens]
-        attended = _softmax(rows, keys[slots, :, :context], values[slots, :, :context], visible, scale, softcap)
-        output[piece.tokens] = attended[0]
-    for index, run in enumerate(step.batch.decode, start=len(step.batch.prefill)):
-        context = run.context
-        visible = _visible(step, mask, index, run.tokens, context)[:, None]
-        rows = query[run.tokens][:, None]
-        attended = _softmax(rows, keys[run.slots, :, :context], values[run.slots, :, :context], visible, scale, softcap)
-        output[run.tokens] = attended[:, 0]
+    for index, row in enumerate(rows_of(step.step)):
+        visible = step.masks.get((id(mask), index))
+        if visible is None:
+            zero = torch.zeros((), dtype=torch.int64)
+            visible = mask.sees(zero, zero, row.positions[:, None], torch.arange(row.end)[None, :])
+            step.masks[id(mask), index] = visible = visible.expand(len(row.positions), row.end)
+        keys, values = row.content(step.caches[layer], step.step)
+        output[row.tokens] = attend_row(query[row.tokens], keys, values, visible, scale, softcap)
     return output
-
-
-def _visible(step: CoveredStep, mask: SlotMask, row: int, tokens: slice | torch.Tensor, context: int) -> torch.Tensor:
-    """Which of `context` positions each of the row's tokens sees: `[num_tokens, context]`."""
-    kept = step.masks.get((id(mask), row))
-    if kept is None:
-        zero = torch.zeros((), dtype=torch.int64)
-        queries, keys = step.batch.positions[tokens][:, None], torch.arange(context)[None, :]
-        kept = mask.sees(zero, zero, queries, keys).expand(queries.shape[0], context)
-        step.masks[id(mask), row] = kept
-    return kept
-
-
-def _softmax(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    visible: torch.Tensor,
-    scale: float,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Attend `[rows, num_tokens, num_heads, head_dim]` over `[rows, num_kv_heads, context, head_dim]` of the cache.
-
-    `visible` is `[rows, num_tokens, context]`. Query heads of a key/value head are folded into the query length.
-    """
-    num_rows, num_tokens, num_heads, head_dim = query.shape
-    group_size = num_heads // keys.shape[1]
-    folded = query.transpose(1, 2).reshape(num_rows, keys.shape[1], group_size * num_tokens, head_dim)
-    allowed = visible[:, None].repeat(1, 1, group_size, 1)
-    if softcap is None:
-        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=allowed, scale=scale)
-    else:
-        scores = torch.tanh(folded @ keys.transpose(2, 3) * scale / softcap) * softcap
-        scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
-        attended = F.softmax(scores, dim=-1, dtype=torch.float32).to(folded.dtype) @ values
-    return attended.reshape(num_rows, num_heads, num_tokens, head_dim).transpose(1, 2)
 
 
 AttentionInterface.register(ATTENTION_NAME, slot_attention)

@@ -5,6 +5,7 @@ plans and hidden tensor. What can't be exact is refused when the stage loads: a 
 its layers ask of attention.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,16 +13,17 @@ import torch
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.coverage.attention import CURRENT_STEP, CoverageError, CoveredStep
 from stageline_runtime.models.coverage.cut import ModelCut, Passage, load_cut
-from stageline_runtime.models.cpu.kv_cache import (
-    AttentionBatch,
-    CachedSlots,
-    CacheShape,
-    KvCache,
-    build_attention_batch,
-    cache_of,
+from stageline_runtime.models.layers.kv_cache import make_cache
+from stageline_runtime.models.layers.step_batch import (
+    BatchBounds,
+    BlockTable,
+    StepBatch,
+    StepTable,
+    build_step_batch,
 )
 from stageline_runtime.models.protocol import LoadProgress, StageShape
-from stageline_runtime.plan_bus.messages import PlanRow, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, SlotBlocks, StepPlan
+from stageline_runtime.plan_bus.step_plan import blocks_of
 
 _PROBE = PlanRow(slot=0, generation=0, position=0, num_tokens=1, token_ids=(0,), need_sample=False)
 _FOREIGN_ERRORS = (ValueError, KeyError, TypeError, AttributeError, IndexError, NotImplementedError)
@@ -48,19 +50,33 @@ class _NoCache:
         return key, value
 
 
-class CoveredStage(CachedSlots):
+class CoveredStage:
     """A `StageModel` over Hugging Face's layers."""
 
-    def __init__(self, config: ModelConfig, cut: ModelCut, cache: KvCache, cache_shape: CacheShape, first: int) -> None:
-        super().__init__(cache)
+    def __init__(self, config: ModelConfig, cut: ModelCut, shape: StageShape) -> None:
         self._cut = cut
-        self._cache_shape = cache_shape
-        self._first_layer = first
-        self._hidden_size = config.hidden_size
+        self._config = config
+        self._shape = shape
+        self._bounds = BatchBounds(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens)
+        self.reserve_cache(shape.num_blocks or shape.num_slots * blocks_of(shape.slot_tokens))
 
-    def attention_batch(self, plan: StepPlan) -> AttentionBatch:
-        """Indices of a plan, for `layers`; raises ValueError where a row lies outside the cache."""
-        return build_attention_batch(plan.rows, plan.padded_tokens, self._cache_shape)
+    def reserve_cache(self, num_blocks: int) -> None:
+        """Make the cache anew, of `num_blocks` blocks; what it held is forgotten."""
+        shape = self._shape
+        self._caches = make_cache(self._config, shape, num_blocks)
+        self._blocks = BlockTable(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, num_blocks=num_blocks)
+        self._table = StepTable(shape.max_step_tokens, self._blocks, None)
+
+    @torch.inference_mode()
+    def change_tables(self, changes: Sequence[SlotBlocks]) -> None:
+        """Apply what a plan says of the slots' blocks."""
+        self._blocks.change(changes)
+
+    def step_batch(self, plan: StepPlan) -> StepBatch:
+        """The plan's table; raises BusProtocolError where a row lies outside its slot."""
+        batch = build_step_batch(plan.rows, plan.padded_tokens, self._bounds)
+        self._blocks.check(plan.rows)
+        return batch
 
     @torch.inference_mode()
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -73,10 +89,8 @@ class CoveredStage(CachedSlots):
         return passage.hidden[0]
 
     @torch.inference_mode()
-    def layers(self, hidden: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        self._cache.mark_written(batch)
-        step = CoveredStep(batch=batch, cache=self._cache, first_layer=self._first_layer)
-        self._run(hidden, step)
+    def layers(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        self._run(hidden, self._step(batch))
         return self._cut.passage.layer_outputs[-1][0]
 
     @torch.inference_mode()
@@ -95,10 +109,8 @@ class CoveredStage(CachedSlots):
         Raises:
             CoverageError: they ask for something that isn't built.
         """
-        batch = build_attention_batch((_PROBE,), 1, self._cache_shape)
-        step = CoveredStep(batch=batch, cache=self._cache, first_layer=self._first_layer)
-        self._cache.mark_written(batch)
-        hidden = torch.zeros(1, self._hidden_size, dtype=dtype)
+        step = self._step(build_step_batch((_PROBE,), 1, self._bounds))
+        hidden = torch.zeros(1, self._config.hidden_size, dtype=dtype)
         try:
             if self._cut.is_first:
                 hidden = self.embed(torch.zeros(1, dtype=torch.int64))
@@ -108,13 +120,16 @@ class CoveredStage(CachedSlots):
         except _FOREIGN_ERRORS as error:
             name = type(self._cut.model).__name__
             raise CoverageError(f"{name} can't be run over slots: {type(error).__name__}: {error}") from error
-        self._cache.reset_slot(_PROBE.slot)
-        expected = list(range(self._first_layer, self._first_layer + len(self._cache.keys)))
+        expected = list(range(step.first_layer, step.first_layer + len(step.caches)))
         if step.calls != expected:
             raise CoverageError(
                 f"{type(self._cut.model).__name__} is not supported: attention ran in layers {step.calls}, "
                 f"not once in each of {expected}"
             )
+
+    def _step(self, batch: StepBatch) -> CoveredStep:
+        tensors = self._table.fill(batch)
+        return CoveredStep(step=tensors, caches=self._caches, first_layer=self._shape.layers.first)
 
     def _run(self, hidden: torch.Tensor, step: CoveredStep) -> None:
         self._cut.passage = Passage(embedding_only=False, hidden=hidden[None])
@@ -122,7 +137,7 @@ class CoveredStage(CachedSlots):
         try:
             self._cut.base(
                 inputs_embeds=hidden[None],
-                position_ids=step.batch.positions[None],
+                position_ids=step.step.tokens[None, :, 1].long(),
                 past_key_values=_NoCache(),
                 use_cache=False,
             )
@@ -141,10 +156,6 @@ def build_covered_stage(
     cut = load_cut(
         model_dir, shape.layers, is_first=shape.is_first, is_last=shape.is_last, dtype=shape.dtype, progress=progress
     )
-    cache = cache_of(config, shape)
-    cache_shape = CacheShape(
-        num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, group_size=config.group_size, dtype=shape.dtype
-    )
-    stage = CoveredStage(config, cut, cache, cache_shape, shape.layers.first)
+    stage = CoveredStage(config, cut, shape)
     stage.probe(shape.dtype)
     return stage

@@ -1,1 +1,1 @@
-"""The own decoder on an accelerator: a plan's indices as one small table, attention kernels, layers."""
+"""What an accelerator has of its own: kernels and captured graphs."""

@@ -2,8 +2,8 @@
 
 Every pick of every token is a row, sorted by expert; rows of an expert that another rank holds come last, belong to no
 group, and count as zero. The host never learns what was picked. torch's grouped product is one kernel for bfloat16 on
-Hopper and Blackwell; for other dtypes and devices torch itself goes through the experts, and waits for the device once
-a product (`GroupedBlas.cpp` of PyTorch).
+sm_90 and sm_100, and can be captured there (`Accelerator.queues_experts`); for other dtypes and devices torch itself
+goes through the experts, and waits for the device once a product (`GroupedBlas.cpp` of PyTorch).
 """
 
 import torch

@@ -17,6 +17,12 @@ TILE_FIELDS = tl.constexpr(4)
 """Columns of a tile: first token, number of tokens, slot (-1: padding), position of the first token."""
 TOKEN_FIELDS = tl.constexpr(2)
 """Columns of a token: slot (-1: padding), position."""
+PART_FIELDS = tl.constexpr(2)
+"""Columns of a decode tile's part: spare parts of the tiles before it, positions in a part."""
+BLOCK_S = tl.constexpr(32)
+"""Parts that are added up together."""
+BLOCK_TILES = tl.constexpr(128)
+"""Tiles among which a spare part looks for its own together."""
 
 
 @triton.jit(do_not_specialize_on_alignment=["tokens"])
@@ -51,16 +57,21 @@ def store_tokens(
     tl.store(values + place, new, mask=real)
 
 
-@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=["tiles"])
+@triton.jit(
+    do_not_specialize=["num_tiles", "window"],
+    do_not_specialize_on_alignment=["tiles", "parts"],
+)
 def attend_tiles(
     query,
     keys,
     values,
     tiles,
+    parts,
     block_table,
     output,
     partial_sums,
     partial_scales,
+    num_tiles,
     query_stride,
     blocks_per_slot,
     window,
@@ -71,23 +82,34 @@ def attend_tiles(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IN_PARTS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WIDE_PRODUCTS: tl.constexpr,
 ):
-    """Attend tile `program_id(0)`, key/value head `program_id(1)`, part `program_id(2)` of the context.
+    """Attend tile `program_id(0)`, key/value head `program_id(1)`.
 
-    With one split the result goes to `output`; with more, unnormalised sums, maxima and weights go to the partials.
+    `IN_PARTS`: each tile is one token, whose context may have several parts. Program `program_id(0)` then attends the
+    first part of its tile or, behind the tiles, a spare part; a program that has none leaves. Unnormalised sums, maxima
+    and weights of the parts go to the partials. A context of one part goes to `output`, as without parts.
     `window` 0 means none. `WIDE_PRODUCTS` multiplies in float32 what is stored narrower: Triton's interpreter can't
     multiply bfloat16.
     """
     tile = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    split = tl.program_id(2)
+    split = 0
+    if IN_PARTS:
+        tile, split = _tile_and_split(parts, tile, num_tiles)
     first_token = tl.load(tiles + tile * TILE_FIELDS).to(tl.int64)
     count = tl.load(tiles + tile * TILE_FIELDS + 1)
     slot = tl.load(tiles + tile * TILE_FIELDS + 2).to(tl.int64)
     position = tl.load(tiles + tile * TILE_FIELDS + 3)
+    begin, end = _blocks_of_tile(slot, position, count, window, BLOCK_N)
+    if IN_PARTS:
+        part_tokens = tl.load(parts + tile * PART_FIELDS + 1)
+        if split > position // part_tokens:
+            return
+        begin = tl.maximum(begin, split * part_tokens // BLOCK_N)
+        end = tl.minimum(end, (split + 1) * part_tokens // BLOCK_N)
 
     row = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_D)
@@ -100,7 +122,6 @@ def attend_tiles(
     if WIDE_PRODUCTS:
         rows = rows.to(tl.float32)
 
-    begin, end = _blocks_of_split(slot, position, count, window, split, BLOCK_N, SPLITS)
     blocks = block_table + slot * blocks_per_slot
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
@@ -119,26 +140,49 @@ def attend_tiles(
         scores = _hide_unseen(scores, seen, position + token_of_row, in_tile, window)
         most, weight, sums = _take_in(most, weight, sums, scores, values + at, in_cache, WIDE_PRODUCTS)
 
-    if SPLITS == 1:
-        result = sums / tl.where(weight > 0.0, weight, 1.0)[:, None]
-        at_output = (first_token + token_of_row)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM) + place
-        tl.store(output + at_output, result.to(output.dtype.element_ty), mask=is_real)
-    else:
-        part = (tile * NUM_KV_HEADS * GROUP + head_of_row) * SPLITS + split
-        tl.store(partial_sums + part[:, None] * HEAD_DIM + column[None, :], sums, mask=is_real)
-        tl.store(partial_scales + part * 2, most, mask=in_tile)
-        tl.store(partial_scales + part * 2 + 1, weight, mask=in_tile)
+    is_whole = True
+    if IN_PARTS:
+        is_whole = position < part_tokens
+        first_part = _first_partial(parts, tile)
+        part = (first_part + split) * NUM_KV_HEADS * GROUP + head_of_row
+        in_part = in_tile & (is_whole == 0)
+        tl.store(partial_sums + part[:, None] * HEAD_DIM + column[None, :], sums, mask=is_real & in_part[:, None])
+        tl.store(partial_scales + part * 2, most, mask=in_part)
+        tl.store(partial_scales + part * 2 + 1, weight, mask=in_part)
+    result = sums / tl.where(weight > 0.0, weight, 1.0)[:, None]
+    at_output = (first_token + token_of_row)[:, None] * (NUM_KV_HEADS * GROUP * HEAD_DIM) + place
+    tl.store(output + at_output, result.to(output.dtype.element_ty), mask=is_real & is_whole)
 
 
 @triton.jit
-def _blocks_of_split(slot, position, count, window, split, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
-    """The blocks `[begin, end)` of a tile's context that part `split` reads; none for padding."""
+def _tile_and_split(parts, program, num_tiles):
+    """The tile and the part of its context that a program attends: behind the tiles' own programs, the spare parts.
+
+    A spare part is of the last tile that has no more of them before it.
+    """
+    spare = program - num_tiles
+    count = tl.full((), 0, tl.int64)
+    if spare >= 0:
+        for first in range(0, num_tiles, BLOCK_TILES):
+            tile = first + tl.arange(0, BLOCK_TILES)
+            before = tl.load(parts + tile * PART_FIELDS, mask=tile < num_tiles, other=0)
+            count += tl.sum(((before <= spare) & (tile < num_tiles)).to(tl.int32), 0)
+    tile = tl.where(spare >= 0, count - 1, program)
+    own = spare - tl.load(parts + tile * PART_FIELDS) + 1
+    return tile, tl.where(spare >= 0, own, 0).to(tl.int32)
+
+
+@triton.jit
+def _first_partial(parts, tile):
+    """Where a tile's partials begin: one that has some has as many as its spare parts and one more."""
+    return tl.load(parts + tile * PART_FIELDS).to(tl.int64) * 2
+
+
+@triton.jit
+def _blocks_of_tile(slot, position, count, window, BLOCK_N: tl.constexpr):
+    """The blocks `[begin, end)` of a tile's context that it sees; none for padding."""
     first_seen = tl.where(window > 0, tl.maximum(position + 1 - window, 0), 0)
-    first_block = first_seen // BLOCK_N
-    num_blocks = tl.where(slot >= 0, (position + count + BLOCK_N - 1) // BLOCK_N - first_block, 0)
-    blocks_of_split = (num_blocks + SPLITS - 1) // SPLITS
-    begin = first_block + split * blocks_of_split
-    return begin, tl.minimum(begin + blocks_of_split, first_block + num_blocks)
+    return first_seen // BLOCK_N, tl.where(slot >= 0, (position + count + BLOCK_N - 1) // BLOCK_N, 0)
 
 
 @triton.jit
@@ -166,32 +210,46 @@ def _take_in(most, weight, sums, scores, contents, in_cache, WIDE_PRODUCTS: tl.c
     return higher, weight, sums
 
 
-@triton.jit(do_not_specialize_on_alignment=["tiles"])
-def add_splits(
+@triton.jit(do_not_specialize_on_alignment=["tiles", "parts"])
+def add_parts(
     partial_sums,
     partial_scales,
     tiles,
+    parts,
     output,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
 ):
-    """Add up the parts of single-token tile `program_id(0)`, query head `program_id(1)`; zero for padding."""
+    """Add up the parts of single-token tile `program_id(0)`, query head `program_id(1)`, if it has several."""
     tile = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     token = tl.load(tiles + tile * TILE_FIELDS).to(tl.int64)
-    split = tl.arange(0, BLOCK_S)
+    position = tl.load(tiles + tile * TILE_FIELDS + 3)
+    part_tokens = tl.load(parts + tile * PART_FIELDS + 1)
+    if position < part_tokens:
+        return
+    num_parts = position // part_tokens + 1
+    first_part = _first_partial(parts, tile)
     column = tl.arange(0, BLOCK_D)
-    part = (tile * NUM_HEADS + head) * SPLITS + split
-    most = tl.load(partial_scales + part * 2, mask=split < SPLITS, other=float("-inf"))
-    weight = tl.load(partial_scales + part * 2 + 1, mask=split < SPLITS, other=0.0)
-    highest = tl.max(most, 0)
-    fade = tl.exp(most - tl.where(highest == float("-inf"), 0.0, highest))
-    is_real = (split < SPLITS)[:, None] & (column < HEAD_DIM)[None, :]
-    sums = tl.load(partial_sums + part[:, None] * HEAD_DIM + column[None, :], mask=is_real, other=0.0)
-    total = tl.sum(weight * fade, 0)
-    result = tl.sum(sums * fade[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    most = tl.full((), float("-inf"), tl.float32)
+    weight = tl.full((), 0.0, tl.float32)
+    sums = tl.zeros([BLOCK_D], tl.float32)
+    for first in range(0, num_parts, BLOCK_S):
+        split = first + tl.arange(0, BLOCK_S)
+        is_part = split < num_parts
+        part = (first_part + split) * NUM_HEADS + head
+        level = tl.load(partial_scales + part * 2, mask=is_part, other=float("-inf"))
+        weights = tl.load(partial_scales + part * 2 + 1, mask=is_part, other=0.0)
+        is_real = is_part[:, None] & (column < HEAD_DIM)[None, :]
+        new = tl.load(partial_sums + part[:, None] * HEAD_DIM + column[None, :], mask=is_real, other=0.0)
+        higher = tl.maximum(most, tl.max(level, 0))
+        # Parts that lie before the window have seen nothing: they have no maximum.
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        scale, fade = tl.exp(level - base), tl.exp(most - base)
+        weight = weight * fade + tl.sum(weights * scale, 0)
+        sums = sums * fade + tl.sum(new * scale[:, None], 0)
+        most = higher
+    result = sums / tl.where(weight > 0.0, weight, 1.0)
     at_output = token * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + column
     tl.store(output + at_output, result.to(output.dtype.element_ty), mask=column < HEAD_DIM)

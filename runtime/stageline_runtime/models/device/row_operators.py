@@ -5,8 +5,8 @@ Grids and constants follow from shapes alone, so that a captured launch is right
 
 import torch
 
-from stageline_runtime.models.cpu.row_modules import RmsNorm
-from stageline_runtime.models.device.attention import next_power_of_two
+from stageline_runtime.models.layers.row_modules import RmsNorm
+from stageline_runtime.models.layers.step_batch import next_power_of_two
 
 GATE_BLOCK = 1024
 """Columns of the gate that one program computes."""

@@ -5,7 +5,6 @@ doesn't notice. `parts_of` says what it is stored as, `config.json` how that is 
 Headers tell a tensor's shape without reading its data. Every problem is a `WeightsError` that names tensor and file.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,10 +24,8 @@ from stageline_runtime.model_facts.quantization import (
     quantization_of,
 )
 from stageline_runtime.model_facts.rank_cut import TensorSlice
+from stageline_runtime.model_facts.weight_files import INDEX_FILE, SINGLE_FILE, read_weight_map
 from stageline_runtime.models.weights.dequantization import QuantizedTensorError, dense_shape, dequantize
-
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
 
 
 class WeightsError(UserError):
@@ -186,28 +183,21 @@ class _Shard:
 
 def _places(model_dir: Path) -> dict[str, Path]:
     """The file of each stored tensor."""
-    index_path, path = model_dir / _INDEX_FILE, model_dir / _SINGLE_FILE
-    if index_path.exists():
-        return {name: model_dir / file for name, file in _read_index(index_path).items()}
+    try:
+        weight_map = read_weight_map(model_dir)
+    except UnsupportedModelError as error:
+        raise WeightsError(str(error)) from error
+    if weight_map is not None:
+        return {name: model_dir / file for name, file in weight_map.items()}
+    path = model_dir / SINGLE_FILE
     if not path.exists():
-        raise WeightsError(f"{model_dir} holds neither {_SINGLE_FILE} nor {_INDEX_FILE}")
+        raise WeightsError(f"{model_dir} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
     with _Shard(path) as shard:
         return dict.fromkeys(shard.names, path)
 
 
 def _place(places: Mapping[str, Path], name: str, model_dir: Path) -> Path:
     if name not in places:
-        index_path = model_dir / _INDEX_FILE
-        holder = index_path if index_path.exists() else model_dir / _SINGLE_FILE
-        raise WeightsError(f"tensor {name} is missing from {holder}")
+        single = model_dir / SINGLE_FILE
+        raise WeightsError(f"tensor {name} is missing from {single if single.exists() else model_dir / INDEX_FILE}")
     return places[name]
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WeightsError(f"{path} is not a safetensors index: {error}") from error
-    if not isinstance(weight_map, dict):
-        raise WeightsError(f"{path} is not a safetensors index: weight_map must be an object")
-    return {str(name): str(file) for name, file in weight_map.items()}

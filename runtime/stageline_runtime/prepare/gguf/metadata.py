@@ -1,22 +1,70 @@
 """Reads a GGUF file's metadata and derives `config.json` and `generation_config.json` from it.
 
-Whatever can't be carried over exactly is refused with the metadata key and its value. Metadata floats are float32;
-they are written as the shortest decimal that reads back as the same float32, so 1e-05 stays 1e-05.
+Whatever can't be carried over exactly is refused with the metadata key and its value, and so is a key of the
+architecture that isn't read here, unless its value changes nothing. Metadata floats are float32; they are written as
+the shortest decimal that reads back as the same float32, so 1e-05 stays 1e-05.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 
+from stageline_api.resource.field_problem import show_value
 from stageline_runtime.prepare.errors import BadConfigError
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """GGUF `general.architecture` (which is the Hugging Face `model_type` too) to the model class."""
-TURN_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>")
-"""Tokens that end a turn whether or not the file's metadata says so."""
+_DTYPES: Final = {
+    GGMLQuantizationType.F32: "float32",
+    GGMLQuantizationType.F16: "float16",
+    GGMLQuantizationType.BF16: "bfloat16",
+}
+END_TOKENS: Final = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<eos>", "<turn|>",
+    "<end_of_utterance>", "<|tool_response>", "[e~[", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|fim_pad|>",
+    "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",
+    "<|file_sep|>",
+))  # fmt: skip
+"""Tokens that end an answer in llama.cpp by their names alone, whatever the metadata says of them."""
+_NO_ENDS: Final = (({"<|return|>", "<|call|>"}, "<|end|>"), ({"<|calls|>", "<|flush|>"}, "<|end|>"))
+"""Where a vocabulary has the former, the latter only ends a message there."""
+_READ: Final = frozenset((
+    "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "attention.head_count",
+    "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
+    "rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.original_context_length",
+))  # fmt: skip
+"""What is read of an architecture, and a length that only a scaling would need."""
+_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = MappingProxyType(
+    {
+        "rope.scaling.factor": (0.0, 1.0),
+        "rope.scale_linear": (0.0, 1.0),
+        "rope.scaling.attn_factor": (1.0,),
+        "rope.scaling.finetuned": (True, False),
+        "tensor_data_layout": ("Meta AI original pth",),
+        "attention.causal": (True,),
+        "attention.sliding_window": (0,),
+        "attention.clamp_kqv": (0.0,),
+        "attention.max_alibi_bias": (0.0,),
+        "attention.scale": (0.0,),
+        "logit_scale": (0.0, 1.0),
+        "residual_scale": (0.0, 1.0),
+        "embedding_scale": (0.0, 1.0),
+        "expert_count": (0,),
+        "expert_used_count": (0,),
+        "use_parallel_residual": (False,),
+    }
+)
+"""Values of other keys that change nothing."""
+_UNSCALED: Final = frozenset(("rope.scaling.factor", "rope.scale_linear"))
+"""What means nothing where `rope.scaling.type` is `none`. Where no type is said, llama.cpp scales by the factor."""
+_SAMPLING: Final = (("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p"))
+"""Fields of `generation_config.json`, and what GGUF calls them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +99,9 @@ class GgufModel:
 
     @property
     def num_kv_heads(self) -> int:
-        return int(self.hyper("attention.head_count_kv") or self.num_heads)
+        """Raises BadConfigError where they differ from layer to layer, which is given as a list."""
+        name = "attention.head_count_kv"
+        return self.num_heads if self.hyper(name) in (None, 0) else self.required_hyper(name)
 
     @property
     def tensor_names(self) -> frozenset[str]:
@@ -83,12 +133,13 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def hugging_face_config(model: GgufModel) -> dict[str, Any]:
-    """The content of `config.json`; weights are bfloat16.
+    """The content of `config.json`.
 
     Raises:
-        BadConfigError: a hyper-parameter is missing or has a value that isn't built.
+        BadConfigError: a hyper-parameter is missing, unknown, or has a value that isn't built.
     """
     _refuse_rope_variants(model)
+    _refuse_unread(model)
     hidden_size = model.required_hyper("embedding_length")
     head_dim = _head_dim(model, hidden_size)
     rope_theta = _shortest(model.hyper("rope.freq_base") or 10_000.0)
@@ -109,14 +160,20 @@ def hugging_face_config(model: GgufModel) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": "output.weight" not in model.tensor_names,
-        "dtype": "bfloat16",
+        "dtype": _dtype(model),
     }
     return {**config, **_token_ids(model)}
 
 
 def hugging_face_generation_config(model: GgufModel) -> dict[str, Any]:
-    """The content of `generation_config.json`: which tokens start and end a text."""
-    return _token_ids(model)
+    """The content of `generation_config.json`: which tokens start and end a text, and how answers are sampled."""
+    sampling = {name: model.get(f"general.sampling.{key}") for name, key in _SAMPLING}
+    said = {
+        name: _shortest(value) if isinstance(value, float) else value
+        for name, value in sampling.items()
+        if value is not None
+    }
+    return _token_ids(model) | said
 
 
 def _token_ids(model: GgufModel) -> dict[str, Any]:
@@ -129,11 +186,21 @@ def _token_ids(model: GgufModel) -> dict[str, Any]:
 
 
 def end_token_ids(model: GgufModel) -> tuple[int, ...]:
-    """Ids that end generation: the declared end-of-sequence, then end-of-turn and end-of-message."""
+    """Ids that end generation: those that the metadata declares, then those that llama.cpp knows by name."""
     declared = [model.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     tokens = model.required("tokenizer.ggml.tokens", list)
-    known = [tokens.index(token) for token in TURN_END_TOKENS if token in tokens]
-    return tuple(dict.fromkeys(int(value) for value in [*declared, *known] if value is not None))
+    known = {token: index for index, token in enumerate(tokens) if token in END_TOKENS}
+    for marks, no_end in _NO_ENDS:
+        if marks <= known.keys():
+            known.pop(no_end, None)
+    return tuple(dict.fromkeys(int(value) for value in [*declared, *known.values()] if value is not None))
+
+
+def _dtype(model: GgufModel) -> str:
+    """The number format of the matrices; bfloat16 where they are quantised, whose steps are coarser than its own."""
+    kinds = {tensor.tensor_type for tensor in model.reader.tensors if len(tensor.shape) > 1}
+    names = {kind: _DTYPES.get(kind, "bfloat16") for kind in kinds}
+    return names[kinds.pop()] if len(kinds) == 1 else "bfloat16" if kinds - _DTYPES.keys() else "float32"
 
 
 def _head_dim(model: GgufModel, hidden_size: int) -> int:
@@ -157,6 +224,17 @@ def _refuse_rope_variants(model: GgufModel) -> None:
             f"{model.path.name}: tensor rope_freqs.weight (rope scaling as a table) is not supported; "
             "use the model's hf:// source"
         )
+
+
+def _refuse_unread(model: GgufModel) -> None:
+    prefix = f"{model.architecture}."
+    is_unscaled = model.hyper("rope.scaling.type") == "none"
+    for key in sorted(model.reader.fields):
+        name = key.removeprefix(prefix)
+        if name == key or name in _READ or (is_unscaled and name in _UNSCALED):
+            continue
+        if (value := model.get(key)) not in _NEUTRAL.get(name, ()):
+            raise BadConfigError(f"{model.path.name}: metadata key {key} {show_value(value)} is not supported")
 
 
 def _vocab_size(model: GgufModel) -> int:

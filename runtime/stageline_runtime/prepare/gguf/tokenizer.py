@@ -1,7 +1,8 @@
 """Builds `tokenizer.json` and `tokenizer_config.json` from a GGUF file's metadata.
 
 Only byte-level BPE (`tokenizer.ggml.model` = `gpt2`) is built, with the pre-tokenizers named below. A GGUF file names
-its pre-tokenizer and does not describe it, so an unknown name is refused: guessing would split text wrongly in silence.
+its pre-tokenizer and does not describe it, so an unknown name is refused, and so is none: guessing would split text
+wrongly in silence.
 """
 
 from enum import IntEnum
@@ -10,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from stageline_runtime.prepare.errors import BadConfigError
-from stageline_runtime.prepare.gguf.metadata import GgufModel
+from stageline_runtime.prepare.gguf.metadata import END_TOKENS, GgufModel
 
 
 class TokenType(IntEnum):
@@ -26,7 +27,8 @@ WORDS_AND_DIGITS = (
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """The split that Llama 3 and Qwen share but for how many digits stay together."""
-PRE_TOKENIZERS = ("default", "gpt-2", "smollm", "qwen2", "llama-bpe")
+_TEMPLATES = "tokenizer.chat_templates"
+PRE_TOKENIZERS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
 
 
 def build_tokenizer(model: GgufModel) -> Tokenizer:
@@ -67,7 +69,11 @@ def tokenizer_config(model: GgufModel) -> dict[str, Any]:
         if index is not None:
             config[name] = _token_at(model, tokens, int(index), key)
     template = model.get("tokenizer.chat_template")
-    if template is not None:
+    named = {str(name): model.get(f"tokenizer.chat_template.{name}") for name in model.get(_TEMPLATES) or ()}
+    templates = {name: text for name, text in ({"default": template} | named).items() if text is not None}
+    if named:
+        config["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    elif template is not None:
         config["chat_template"] = template
     return config
 
@@ -79,10 +85,13 @@ def adds_bos(model: GgufModel) -> bool:
 
 
 def _pre_name(model: GgufModel) -> str:
-    pre = model.get("tokenizer.ggml.pre") or "default"
+    pre = model.get("tokenizer.ggml.pre")
     if pre not in PRE_TOKENIZERS:
         known = ", ".join(PRE_TOKENIZERS)
-        raise BadConfigError(f"{model.path.name}: tokenizer.ggml.pre {pre!r} is not supported; supported: {known}")
+        raise BadConfigError(
+            f"{model.path.name}: tokenizer.ggml.pre {'is missing' if pre is None else f'{pre!r} is not supported'}; "
+            f"supported: {known}. It says how text is split before it becomes tokens; convert the model again"
+        )
     return str(pre)
 
 
@@ -100,6 +109,8 @@ def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _post_processor(model: GgufModel, tokens: list[str]) -> processors.PostProcessor:
+    if model.get("tokenizer.ggml.add_eos_token"):
+        raise BadConfigError(f"{model.path.name}: tokenizer.ggml.add_eos_token true is not supported")
     byte_level = processors.ByteLevel(trim_offsets=False)
     if not adds_bos(model):
         return byte_level
@@ -124,7 +135,7 @@ def _tokens(model: GgufModel) -> tuple[list[str], list[int]]:
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
     for token, kind in zip(tokens, types, strict=True):
-        match kind:
+        match TokenType.CONTROL if token in END_TOKENS else kind:
             case TokenType.CONTROL:
                 tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
             case TokenType.USER_DEFINED:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from stageline_api.resource.serving.model_source import HubSource
 from stageline_runtime.model_facts.model_coverage import TENSORS_FILE
+from stageline_runtime.model_facts.weight_files import INDEX_FILE, SINGLE_FILE
 from stageline_runtime.prepare.cache import ExpectedFile, bytes_below
 from stageline_runtime.prepare.errors import BadConfigError, PrepareError
 from stageline_runtime.prepare.hub.repository import HubRepository
-from stageline_runtime.prepare.model_files import INDEX_NAME, ConfigReader, weight_files
+from stageline_runtime.prepare.model_files import ConfigReader, weight_files
 from stageline_runtime.prepare.progress import AdvanceTo, Reporter
 from stageline_runtime.prepare.publish import Filled
 from stageline_runtime.prepare.space.make_room import Need
@@ -24,6 +25,7 @@ from stageline_runtime.prepare.space.make_room import Need
 WEIGHTS_SUFFIX = ".safetensors"
 NEEDED_SUFFIXES = (WEIGHTS_SUFFIX, ".json", ".jinja")
 NEEDED_NAMES = ("tokenizer.model", "merges.txt", "vocab.txt")
+TEMPLATE_FOLDER = "additional_chat_templates"
 UNNEEDED_PREFIX = "consolidated"
 """Some repositories hold the same weights a second time under their author's own layout."""
 
@@ -45,12 +47,12 @@ def fill_from_hub(
     repository = HubRepository(source)
     reporter.note(f"Looking up {source.canonical}")
     commit, held = repository.look_up()
-    files = {name: expected for name, expected in sorted(held.items()) if is_needed(name)}
+    files = _believed({name: expected for name, expected in sorted(held.items()) if is_needed(name)})
     _require_model(source, files)
     repository.download(commit, "config.json", files["config.json"], scratch)
     config = read_config(scratch, source.canonical)
-    if INDEX_NAME in files:
-        repository.download(commit, INDEX_NAME, files[INDEX_NAME], scratch)
+    if INDEX_FILE in files:
+        repository.download(commit, INDEX_FILE, files[INDEX_FILE], scratch)
     shards = _shards(source, files, scratch)
     if shards and config.is_covered:
         reporter.note(f"Reading the headers of {len(shards)} files of {source.repo}")
@@ -64,6 +66,7 @@ def fill_from_hub(
             if not (scratch / name).exists():
                 repository.download(commit, name, expected, scratch)
     for name in now:
+        (model / name).parent.mkdir(exist_ok=True)
         (scratch / name).rename(model / name)
     return Filled(commit, shards)
 
@@ -83,20 +86,31 @@ def download_shard(
 
 
 def is_needed(name: str) -> bool:
-    """Whether serving needs this file of a repository: weights, configs, tokenizer and template at its top level."""
-    if "/" in name or name.startswith(UNNEEDED_PREFIX):
+    """Whether serving needs this file of a repository: weights, configs, tokenizer and templates."""
+    folder, _, inner = name.rpartition("/")
+    if folder == TEMPLATE_FOLDER:
+        return inner.endswith(".jinja")
+    if folder or name.startswith(UNNEEDED_PREFIX):
         return False
     return name.endswith(NEEDED_SUFFIXES) or name in NEEDED_NAMES
 
 
+def _believed(files: Files) -> dict[str, ExpectedFile]:
+    """`files` without the index and the shards that nobody reads beside a single file."""
+    if SINGLE_FILE not in files:
+        return dict(files)
+    unread = {name for name in files if name.endswith(WEIGHTS_SUFFIX) and name != SINGLE_FILE} | {INDEX_FILE}
+    return {name: expected for name, expected in files.items() if name not in unread}
+
+
 def _shards(source: HubSource, files: Files, directory: Path) -> dict[str, ExpectedFile]:
     """The weight files that stages can fetch for themselves; none where the model has to be fetched whole."""
-    if INDEX_NAME not in files:
+    if INDEX_FILE not in files:
         return {}
     names = weight_files(directory, source.canonical)
     for name in names:
         if name not in files:
-            raise PrepareError(f"{source.canonical}: {INDEX_NAME} names {name}, which the repository does not hold")
+            raise PrepareError(f"{source.canonical}: {INDEX_FILE} names {name}, which the repository does not hold")
     # Without a size nobody could tell a shard that is there from one that isn't.
     return {name: files[name] for name in names} if all(files[name].size_bytes for name in names) else {}
 

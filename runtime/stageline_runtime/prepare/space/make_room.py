@@ -4,21 +4,24 @@ One process at a time decides, under the lock `.room.lock`. Whoever writes annou
 to have written, so that two writers don't count on the same room; that holds as long as the writer's lock does. An
 entry is renamed to a leftover before it is deleted, under its writers' lock and its readers' (`use`), taken without
 waiting: what is read or written stays. Without a limit nothing is ever removed.
+
+From a cache that one pod alone uses, all goes that the pod doesn't ask for, before it fetches (`remove_others`). Never
+call that for a cache that others may read.
 """
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from stageline_runtime.prepare.cache import bytes_below, is_key
-from stageline_runtime.prepare.errors import PrepareError
+from stageline_runtime.prepare.cache import bytes_below, files_with_sizes, is_key
+from stageline_runtime.prepare.errors import PrepareError, storage_error
 from stageline_runtime.prepare.progress import Reporter
-from stageline_runtime.prepare.publish import PARTIAL_MARK, claimed, lock_file, locked, remove_entry
+from stageline_runtime.prepare.publish import PARTIAL_MARK, claimed, lock_file, locked, remove_entry, remove_leftovers
 from stageline_runtime.prepare.space.choice import CachedModel, Space, choose
 from stageline_runtime.prepare.space.use import last_use, mark_used, use_file
 
@@ -134,3 +137,28 @@ def _number(path: Path) -> int:
 
 def _shown(number: int) -> str:
     return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
+
+
+def remove_others(cache_dir: Path, kept: Collection[Path], reporter: Reporter) -> None:
+    """Remove every entry of the cache, and what killed runs left, except the entries `kept`.
+
+    Raises:
+        PrepareError: the cache can't be read or written.
+    """
+    if not cache_dir.exists():
+        return
+    try:
+        entries = [each for each in sorted(cache_dir.iterdir()) if is_key(each.name) and each.is_dir()]
+        for entry in entries:
+            if entry not in kept:
+                _remove_entry(cache_dir, entry, reporter)
+        remove_leftovers(cache_dir, "")
+    except OSError as error:
+        raise storage_error(error, f"make room in the model cache {cache_dir}") from error
+
+
+def _remove_entry(cache_dir: Path, entry: Path, reporter: Reporter) -> None:
+    with locked(cache_dir, entry.name, "what is to be removed", reporter):
+        size = sum(files_with_sizes(entry).values())
+        what = remove_entry(entry)
+        reporter.note(f"Removed {what} from the cache, which this pod doesn't ask for ({size >> 20} MiB)")

@@ -16,11 +16,9 @@ from stageline_runtime.contract import PodContract
 from stageline_runtime.models.protocol import CPU
 from stageline_runtime.native.build import NativeUnavailableError
 from stageline_runtime.plan_bus.messages import StepPlan
-from stageline_runtime.ranks.agreement import MEET, have_all_heard, meet
 from stageline_runtime.ranks.device_ranks import DeviceRanks, RankBackend
 from stageline_runtime.ranks.device_rendezvous import JOIN, RankMeeting, join_device_ranks
 from stageline_runtime.ranks.exchange_times import ExchangeTimes
-from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.shared_memory import SharedMemoryRanks
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.ranks.inherited import InheritedRank
@@ -28,7 +26,7 @@ from stageline_runtime.stage.ranks.shared_kernels import no_shared_memory
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
 
-AGREE_ON_CANCELLED: Final = "all-gather, cancelled"
+MEET: Final = "all-reduce, heartbeat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +34,22 @@ class JoinedRanks:
     """What a stage's process exchanges with; a lone one with nobody."""
 
     ranks: StageRanks
-    agreeing: RankGroup | None = None
-    """Ranks that share a host's memory, and so can agree on what only the host knows."""
     on_devices: DeviceRanks | None = None
     device: torch.device = CPU
     times: ExchangeTimes = field(default_factory=ExchangeTimes)
     """What exchanges within the compute took."""
 
-    def exchange_beforehand(self, plan: StepPlan, has_heard: bool, watchdog: Watchdog) -> bool:
-        """What ranks exchange of a plan beside its compute; returns whether it is left out.
+    def meet(self, plan: StepPlan, watchdog: Watchdog) -> None:
+        """In a heartbeat, exchange that this rank is there.
 
-        Ranks hear at different moments that the engine has cancelled it (`has_heard`) and have to compute alike: they
-        leave out what all have heard of, and on devices nothing.
+        Ranks that wait for work exchange nothing, so one that stands still would be missed by the next request alone.
+        The others' watchdogs know which rank has not come.
         """
         of_stage = self.ranks.of_stage
-        if of_stage.size == 1:
-            return has_heard
-        with self.times.beside_compute():
-            if plan.is_heartbeat:
+        if of_stage.size > 1 and plan.is_heartbeat:
+            with self.times.beside_compute():
                 watchdog.watch(plan.seq, MEET, None)
-                meet(of_stage, self.device)
-            if self.agreeing is None or not plan.may_be_cancelled:
-                return False
-            watchdog.watch(plan.seq, AGREE_ON_CANCELLED, None)
-            return have_all_heard(self.agreeing, has_heard, AGREE_ON_CANCELLED)
+                of_stage.all_reduce(torch.zeros(1, device=self.device), MEET)
 
 
 def join_ranks(
@@ -86,7 +76,7 @@ def join_ranks(
         raise no_shared_memory(contract.ranks, error, JOIN) from error
     progress.exchanges = ranks.times
     shared = StageRanks(experts=ranks) if contract.config.expert > 1 else StageRanks(tensor=ranks)
-    return JoinedRanks(shared, agreeing=ranks, times=ranks.times)
+    return JoinedRanks(shared, times=ranks.times)
 
 
 def _by_devices(

@@ -3,9 +3,9 @@
 Only a request whose next token depends on what it has said (penalties, a grammar) needs its last token on the host
 before its next draw. That token was sampled at least one plan of its cohort earlier, so its copy is mostly long done.
 
-A plan that verifies drafts is waited for: how many hold is the host's to say, before the next guess of a chain is
-judged by it. So is one that is to be drafted after: a draft model goes on from ids. Drafts are sent where stages would
-have nothing to do, so the wait keeps little work from the device.
+A plan that verifies drafts is waited for: how many hold is the host's to say. So is one that is to be drafted after: a
+draft model goes on from ids. Drafts are sent where stages would have nothing to do, so the wait keeps little work from
+the device.
 """
 
 from functools import partial
@@ -44,11 +44,11 @@ class DeferredSampling(SamplingState):
     def sample(self, plan: StepPlan, logits: Tensor) -> tuple[Sampled, Tensor]:  # type: ignore[override]
         """Sample the plan's rows from logits `[num_draws, vocab_size]` float32, which are overwritten.
 
-        Returns the rows, those to come where nothing is waited for, and the feedback tensor `[num_sampled_rows, 4]` on
+        Returns the rows, those to come where nothing is waited for, and the feedback tensor `[num_sampled_rows, 2]` on
         the device.
         """
         rows = plan.sampled_rows
-        slots = [self.holder(row) for row in rows]
+        slots = [self.live(row) for row in rows]
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history and (earlier := self._newest.pop(row.slot, None)):
                 earlier.rows()
@@ -58,15 +58,15 @@ class DeferredSampling(SamplingState):
         logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
         sampling, positions = draws_of(slots, rows)
         for index, (slot, position) in enumerate(zip(slots, positions, strict=True)):
-            if slot is not None:
+            if slot is not None and not slot.is_plain:
                 slot.change(logits[index], position, place)
         tokens = sample_on_device(logits, sampling, positions, place)
         pending = DeferredRows(self._accelerator, rows, slots, tokens, logprobs)
         for row, slot in zip(rows, slots, strict=True):
             if slot is not None and slot.needs_history:
                 self._newest[row.slot] = pending
-        known = place(torch.tensor([[row.generation, 1, 0] for row in rows], dtype=torch.int64))
-        return pending, torch.cat((known, tokens[:, None]), dim=1)
+        generations = place(torch.tensor([row.generation for row in rows], dtype=torch.int64))
+        return pending, torch.stack((generations, tokens), dim=1)
 
 
 class DeferredRows:
@@ -109,11 +109,9 @@ class DeferredRows:
             assert self._copied is not None
             self._copied.wait()
             tokens = self._on_host[0].tolist()
-            for row, slot, token in zip(self._plan_rows, self._slots, tokens, strict=True):
+            for slot, token in zip(self._slots, tokens, strict=True):
                 if slot is not None:
                     slot.take_output(token)
-                    # A plan with drafts beside this request's next row may have been sampled meanwhile.
-                    slot.newest = max(slot.newest, (row.position + row.num_tokens, token))
             self._rows = tuple(self._row(index, token) for index, token in enumerate(tokens))
         return self._rows
 

@@ -1,7 +1,7 @@
 """The last stage's draft model: a whole small model in one process, which says what may come after what was sampled.
 
-It keeps keys and values of its own in slots of the same numbers, filled, trimmed and copied by the same plans, and
-computes nothing until a plan wants drafts. Then it first catches up with what it has missed, at most a step's tokens
+It keeps keys and values of its own in blocks of the same numbers, which the same plans hand out, and computes nothing
+until a plan wants drafts. Then it first catches up with what it has missed, at most a step's tokens
 at a time, and draws one token after another, each with the noise, bias and exclusions that the request's own draw at
 that position will have. So where both models think alike they draw alike, greedy or not. Penalties count what is known;
 a grammar masks the first draft. Whatever it says, only the verifying row decides.
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.models.protocol import StageModel
-from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, StepPlan
-from stageline_runtime.plan_bus.step_plan import padded_size, plan_graph_mode
+from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, SlotBlocks, StepPlan
+from stageline_runtime.plan_bus.step_plan import blocks_of, padded_size, plan_graph_mode
 from stageline_runtime.speculation.draft_history import DraftHistory
 from stageline_runtime.stage.step.deferred_sampling import draws_on
 from stageline_runtime.stage.step.in_flight import Sampled
@@ -87,21 +87,16 @@ class Drafter:
         """Plans in order, whose tokens the history doesn't have yet."""
 
     def accept(self, plan: StepPlan) -> None:
-        """Take a plan's trims, fills and inputs; called for each plan, in order, before `take`.
+        """Take a plan's tables, fills and inputs; called for each plan, in order, before `take`.
 
         What they rest on was told to the engine, so the history has it, though later tokens are still to come.
         """
         self._learn_sampled(waits=False)
-        for trim in plan.trims:
-            self._history.trim(trim.slot, trim.num_tokens)
-            self._model.trim_slot(trim.slot, trim.num_tokens)
+        self._model.change_tables([self._within_context(change) for change in plan.tables])
+        for change in plan.tables:
+            self._history.change(change)
         for fill in plan.fills:
-            computed = self._history.fill(fill.slot, fill.generation, fill.copy_from, fill.cached_tokens)
-            if fill.copy_from is None:
-                self._model.reset_slot(fill.slot, computed)
-            else:
-                self._model.reset_slot(fill.slot)
-                self._model.copy_slot(fill.copy_from, fill.slot, computed)
+            self._history.fill(fill)
         for row in plan.rows:
             if row.is_chunk and self._history.is_current(row.slot, row.generation):
                 self._history.take(row.slot, row.position, row.token_ids)
@@ -127,9 +122,13 @@ class Drafter:
 
     def forget(self) -> None:
         """Give up every slot; before plans of a group are run."""
-        for slot in range(self._num_slots):
-            self._model.trim_slot(slot, 0)
         self._history, self._sampled = DraftHistory(self._num_slots), deque()
+
+    def _within_context(self, change: SlotBlocks) -> SlotBlocks:
+        """The same without what lies behind the positions that it has."""
+        end = blocks_of(self._stage.context_tokens)
+        start = min(change.start, end)
+        return SlotBlocks(change.slot, start, change.blocks[: end - start], change.are_new)
 
     def _run_steps(self, plan: StepPlan, inputs: Sequence[_Input], drafts: PendingDrafts) -> None:
         rows = [each.row for each in inputs if each.draws]
@@ -189,7 +188,7 @@ class Drafter:
         """Hidden `[padded_tokens, hidden_size]` of a step's `ids` `[num_tokens]`."""
         # Where the model's vocabulary is padded further than this one's, an id may have no place here.
         known = F.pad(ids, (0, plan.padded_tokens - len(ids))).clamp(max=self._stage.vocab_size - 1)
-        return self._model.layers(self._model.embed(known), self._model.attention_batch(plan))
+        return self._model.layers(self._model.embed(known), self._model.step_batch(plan))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits `[num_rows, vocab_size]` of as many ids as the model has; those that only one of them has are out."""
@@ -227,7 +226,7 @@ class Drafter:
 
     def _take(self, plan: StepPlan, sampled: Sequence[SampledRow]) -> None:
         for planned, row in zip(plan.sampled_rows, sampled, strict=True):
-            if row.num_sampled and row.failure is None and self._history.is_current(row.slot, row.generation):
+            if row.failure is None and self._history.is_current(row.slot, row.generation):
                 tokens = (*planned.token_ids[1 : row.num_sampled], row.token) if planned.num_drafts else (row.token,)
                 self._history.take(row.slot, planned.position + planned.num_tokens - planned.num_drafts, tokens)
 

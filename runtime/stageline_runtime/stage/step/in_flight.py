@@ -104,8 +104,6 @@ def look_until(look: Callable[[], None], is_over: Callable[[], bool]) -> None:
 class FinishedPlan(NamedTuple):
     plan: StepPlan
     rows: tuple[SampledRow, ...]
-    cancelled: bool
-    """Nothing of it was computed."""
     drafted: Drafted | None = None
     """What was drafted after the plan, which was given out by itself before."""
 
@@ -114,13 +112,12 @@ class FinishedPlan(NamedTuple):
 class _Plan:
     plan: StepPlan
     sampled: Sampled
-    cancelled: bool
     marks: list[DeviceMark]
     drafts: PendingDrafts | None = None
 
     def finished(self) -> FinishedPlan:
         rows = self.sampled if isinstance(self.sampled, tuple) else self.sampled.rows()
-        return FinishedPlan(self.plan, rows, self.cancelled, None if self.drafts is None else self.drafts.drafted())
+        return FinishedPlan(self.plan, rows, None if self.drafts is None else self.drafts.drafted())
 
 
 class InFlight:
@@ -129,7 +126,6 @@ class InFlight:
         self._watchdog = watchdog
         self._marks = marks
         self._plans: deque[_Plan] = deque()
-        self._begun: list[StepPlan] = []
         anchor = accelerator.main.record(timed=True)
         anchor.wait()
         now = clock.now_nanoseconds()
@@ -144,35 +140,23 @@ class InFlight:
         """Of the plan that the device is at; there must be one."""
         return self._plans[0].plan.seq
 
-    def add(self, plan: StepPlan, sampled: Sampled, *, cancelled: bool = False) -> None:
+    def add(self, plan: StepPlan, sampled: Sampled) -> None:
         """All of a plan's work is queued; what it sampled begins its way to the host."""
         if not isinstance(sampled, tuple):
             sampled.copy_out()
-        self._append(_Plan(plan, sampled, cancelled, self._marks.take()))
+        self._append(_Plan(plan, sampled, self._marks.take()))
 
-    def add_drafts(self, plan: StepPlan, sampled: Sampled, drafts: PendingDrafts, *, cancelled: bool = False) -> None:
+    def add_drafts(self, plan: StepPlan, sampled: Sampled, drafts: PendingDrafts) -> None:
         """All draft steps of the plan that was added last are queued; what they drew begins its way to the host."""
         drafts.copy_out()
-        self._append(_Plan(plan, sampled, cancelled, self._marks.take(), drafts))
+        self._append(_Plan(plan, sampled, self._marks.take(), drafts))
 
     def _append(self, added: _Plan) -> None:
         if not self._plans:
             self._times.pending_nanoseconds = self._clock.now_nanoseconds()
         self._plans.append(added)
         self._watched = None
-        if len(self._plans) == 1:
-            self._note_begun()
         self._watch()
-
-    def _note_begun(self) -> None:
-        oldest = self._plans[0]
-        if oldest.drafts is None:
-            self._begun.append(oldest.plan)
-
-    def begun(self) -> list[StepPlan]:
-        """The plans that the device has come to since the last call: all before them are done."""
-        begun, self._begun = self._begun, []
-        return begun
 
     def finished(self) -> Iterator[FinishedPlan]:
         """What is done since the last call, plans and what was drafted after them, oldest first. The marks of each are
@@ -180,8 +164,6 @@ class InFlight:
         """
         while self._plans and self._plans[0].marks[-1].event.is_done():
             done = self._plans.popleft()
-            if self._plans:
-                self._note_begun()
             now = self._clock.now_nanoseconds()
             for mark, at in self._times.moments(done.marks, now):
                 self._clock.enter_at(mark.state, mark.operation, at)

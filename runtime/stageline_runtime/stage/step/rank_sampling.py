@@ -34,7 +34,7 @@ SHARE_DRAWN = "all-gather, drawn tokens"
 
 
 def share_sampled(ranks: RankGroup, feedback: Tensor) -> Tensor:
-    """The first rank's `[num_sampled_rows, 4]`, whatever the others give."""
+    """The first rank's `[num_sampled_rows, 2]`, whatever the others give."""
     return feedback if ranks.size == 1 else ranks.all_gather(feedback, SHARE_SAMPLED)[0]
 
 
@@ -103,12 +103,8 @@ class OtherRankSampling:
 
     def sample(self, plan: StepPlan, _logits: Tensor, /) -> tuple[tuple[SampledRow, ...], Tensor]:
         """No row for the engine, and a place for the first rank's feedback."""
-        return self.leave_out(plan)
+        return (), torch.zeros(len(plan.sampled_rows), FEEDBACK_WIDTH, dtype=torch.int64, device=self._device)
 
     def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[tuple[SampledRow, ...], Tensor]:
         """No row for the engine, and the feedback that the first rank has too."""
         return (), feedback_of_drawn(plan, tokens).to(self._device)
-
-    def leave_out(self, plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
-        """The same as `sample`, for a plan that nobody waits for."""
-        return (), torch.zeros(len(plan.sampled_rows), FEEDBACK_WIDTH, dtype=torch.int64, device=self._device)

@@ -28,7 +28,7 @@ from stageline_api.telemetry.timeline import (
 from stageline_runtime.accelerator.protocol import Accelerator, Event
 from stageline_runtime.guided.guide import GuideMaker
 from stageline_runtime.models.protocol import CPU, CutsHead, StageModel
-from stageline_runtime.plan_bus.messages import PromptReport, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import BusProtocolError, PromptReport, SlotFill, StepPlan
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
 from stageline_runtime.stage.step.deferred_sampling import DeferredSampling, is_waited_for
 from stageline_runtime.stage.step.drafter import Drafter
@@ -39,7 +39,6 @@ from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, PartDr
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
 from stageline_runtime.transport.protocol import NEWEST_COLUMN as NEWEST
-from stageline_runtime.transport.protocol import NUM_SAMPLED_COLUMN as NUM_SAMPLED
 from stageline_runtime.transport.protocol import Transport
 
 
@@ -81,12 +80,14 @@ class SlotTokens(ExpectedFeedback):
         self._token = [0] * num_slots
 
     def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
-        """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 4]`."""
+        """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 2]`."""
         for plan in self.take_due(feedback_through):
             rows = take(plan.seq).tolist()
-            for planned, (generation, num_sampled, _num_rejected, token) in zip(plan.sampled_rows, rows, strict=True):
-                assert generation == planned.generation, f"plan {plan.seq}: feedback of another row"
-                if num_sampled and self.is_current(planned.slot, generation):
+            for planned, (generation, token) in zip(plan.sampled_rows, rows, strict=True):
+                if generation != planned.generation:
+                    what = f"generation {generation} of slot {planned.slot}, not {planned.generation}"
+                    raise BusProtocolError(f"the last stage's feedback of plan {plan.seq} is of {what}")
+                if self.is_current(planned.slot, generation):
                     self._token[planned.slot] = token
 
     def inputs(self, plan: StepPlan) -> Tensor:
@@ -101,8 +102,8 @@ class SlotTokens(ExpectedFeedback):
 class DeviceSlotTokens(ExpectedFeedback):
     """Newest token of every slot, in device memory: the host never sees a value, so it never waits for one.
 
-    Which rows of a feedback are stale follows from generations, which the host knows, and whether a guess ran dead from
-    the feedback itself; such a row's token is written to one more place, which no slot reads.
+    Which rows of a feedback are stale follows from generations, which the host knows; such a row's token is written to
+    one more place, which no slot reads.
     """
 
     def __init__(self, num_slots: int, accelerator: Accelerator) -> None:
@@ -118,7 +119,6 @@ class DeviceSlotTokens(ExpectedFeedback):
                 row.slot if self.is_current(row.slot, row.generation) else self._unread for row in plan.sampled_rows
             ]
             written = self._accelerator.place(torch.tensor(places, dtype=torch.int64))
-            written = written.masked_fill_(rows[:, NUM_SAMPLED] == 0, self._unread)
             self._token[written] = rows[:, NEWEST]
 
     def inputs(self, plan: StepPlan) -> Tensor:
@@ -216,10 +216,6 @@ class StageRunner:
         """Whether the engine hears from here what a plan sampled: the last stage's first rank."""
         return self.is_last and self._ranks.rank == 0
 
-    def tells_begin(self, plan: StepPlan) -> bool:
-        """Whether the engine is to hear from here that the plan begins."""
-        return plan.report_begin and self.is_first and self._ranks.rank == 0
-
     def accept(self, plan: StepPlan) -> None:
         """A plan has come off the bus: post what it will receive, ahead of running it."""
         if not self.is_first:
@@ -233,20 +229,17 @@ class StageRunner:
         if self._guides is not None:
             self._guides.prepare(schema, when_ready)
 
-    def run(self, plan: StepPlan, *, cancelled: bool = False) -> Sampled:
+    def run(self, plan: StepPlan) -> Sampled:
         """Run one plan; returns the sampled rows (the last stage's; empty elsewhere). On a device: queue it.
 
         Whoever calls it is in torch's inference mode.
-
-        A cancelled plan has only rows that run dead: nothing is computed, all that it names is sent and received.
 
         Raises:
             PeerLostError: a neighbour is gone or did not answer in time.
         """
         self._fill(plan)
-        skips = plan.is_heartbeat or cancelled
-        batch = None if skips else self._model.attention_batch(plan)
-        hidden = self._first_input(plan, skips=skips) if self.is_first else self._receive(plan)
+        batch = None if plan.is_heartbeat else self._model.step_batch(plan)
+        hidden = self._first_input(plan) if self.is_first else self._receive(plan)
         if batch is not None:
             self._busy(plan)
             if self.is_first:
@@ -256,8 +249,8 @@ class StageRunner:
         if not self.is_last:
             self._send(plan, hidden)
         elif plan.sampled_rows:
-            sampled = self._leave_out(plan) if cancelled else self._sample(plan, hidden)
-        if self.is_last and plan.reports_prompts and not skips:
+            sampled = self._sample(plan, hidden)
+        if self.is_last and plan.reports_prompts:
             # After the feedback, which other stages wait for.
             self._busy(plan, PROMPT_LOGPROBS)
             self._reports.run(plan, hidden, tells=self.tells)
@@ -269,14 +262,8 @@ class StageRunner:
         return self._reports.take(plan.seq)
 
     def _fill(self, plan: StepPlan) -> None:
-        for trim in plan.trims:
-            self._model.trim_slot(trim.slot, trim.num_tokens)
+        self._model.change_tables(plan.tables)
         for fill in plan.fills:
-            if fill.copy_from is None:
-                self._model.reset_slot(fill.slot, fill.cached_tokens)
-            else:
-                self._model.reset_slot(fill.slot)
-                self._model.copy_slot(fill.copy_from, fill.slot, fill.cached_tokens)
             self._tokens.fill(fill)
         if self.is_last:
             self._sampling.accept(plan)
@@ -285,11 +272,11 @@ class StageRunner:
         if self._drafter is not None:
             self._drafter.accept(plan)
 
-    def _first_input(self, plan: StepPlan, *, skips: bool) -> Tensor:
+    def _first_input(self, plan: StepPlan) -> Tensor:
         """Token ids `[padded_tokens]`; for a plan that is not computed the hidden tensor `[padded_tokens, hidden_size]`
         itself.
         """
-        if skips:
+        if plan.is_heartbeat:
             return torch.zeros(plan.padded_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
         if self._tokens.due(plan.feedback_through):
             self._enter(WaitReason.FEEDBACK, plan, RECEIVE_FEEDBACK, self._last)
@@ -359,18 +346,15 @@ class StageRunner:
         """
         if not self.drafts_after(plan):
             return None
-        assert self._drafter is not None, f"plan {plan.seq} asks for drafts, and there is no draft model"
+        if self._drafter is None:
+            steps = f"{plan.draft_steps}, and this stage has no draft model"
+            raise BusProtocolError(f"StepPlan.draft_steps of plan {plan.seq} is {steps}")
         self._clock.enter(BusyKind.DRAFT, DRAFT)
         self._watchdog.watch(plan.seq, DRAFT, None)
         assert isinstance(self._sampling, SamplingState), "drafts are the first rank's"
-        drafts = self._drafter.draft(plan, self._sampling.holder)
+        drafts = self._drafter.draft(plan, self._sampling.live)
         self._enter(WaitReason.HOST, plan, "")
         return drafts
-
-    def _leave_out(self, plan: StepPlan) -> Sampled:
-        sampled, feedback = self._sampling.leave_out(plan)
-        self._send_feedback(plan, feedback)
-        return sampled
 
     def _send_feedback(self, plan: StepPlan, feedback: Tensor) -> None:
         self._send_known_feedback(plan, share_sampled(self._ranks, feedback))

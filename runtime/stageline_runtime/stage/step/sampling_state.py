@@ -5,8 +5,7 @@ state of a slot belongs to one generation; a row of another one, which runs dead
 
 A verifying row is drawn at each of its tokens, with the parameters, the noise and the history that a decode row at that
 position would have; it keeps what is drawn up to the first draw that is not the draft. So it says what decode rows one
-by one would have said. Where history changes logits, each draw waits for the one before; elsewhere all are one draw. A
-verifying row whose first token is not the newest one drawn for its slot was a wrong guess and changes nothing.
+by one would have said. Where history changes logits, each draw waits for the one before; elsewhere all are one draw.
 """
 
 from array import array
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.plan_bus.messages import (
+    BusProtocolError,
     PlanRow,
     RequestSampling,
     SampledRow,
@@ -54,8 +54,6 @@ class SlotSampling:
     seen: SeenTokens | None
     guide: Guide | None
     tail: Tail | None = None
-    newest: tuple[int, int] = (-1, -1)
-    """Position and token of the last draw: what a verifying row has to begin with."""
     is_plain: bool = field(init=False)
     """Whether it is drawn from the logits as they are, and nothing is told of it but its token."""
 
@@ -152,7 +150,7 @@ class SamplingState:
     def sample(self, plan: StepPlan, logits: Tensor) -> tuple[tuple[SampledRow, ...], Tensor]:
         """Sample the plan's rows from logits `[num_draws, vocab_size]` float32, which are overwritten.
 
-        Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 4]` for the first stage.
+        Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 2]` for the first stage.
         """
         rows = plan.sampled_rows
         place = self._draws.place
@@ -175,37 +173,23 @@ class SamplingState:
 
     def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[tuple[SampledRow, ...], Tensor]:
         """As `sample`, for a plan of plain rows that verifies nothing, whose tokens have been drawn."""
-        slots = [slot for row in plan.sampled_rows if (slot := self.live(row)) is not None]
-        drawn = _drawn_plain(plan.sampled_rows, slots, tokens)
+        drawn = _drawn_plain(plan.sampled_rows, tokens)
         return drawn, self._draws.place(_feedback(drawn))
-
-    def leave_out(self, plan: StepPlan) -> tuple[tuple[SampledRow, ...], Tensor]:
-        """As `sample`, for a plan that nobody waits for: all its rows run dead and nothing changes."""
-        sampled = tuple(_sampled_row(row, None, [], []) for row in plan.sampled_rows)
-        return sampled, self._draws.place(_feedback(sampled))
 
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
         guide = None
         if sampling.json_schema is not None:
-            assert self._guides is not None, "a stage without grammars was given a schema"
+            if self._guides is None:
+                raise BusProtocolError(f"RequestSampling.json_schema of slot {fill.slot}: this stage has no grammars")
             guide = self._guides.start(sampling.json_schema)
         slot = self._by_slot[fill.slot] = slot_sampling(fill.generation, sampling, guide)
         slot.take_inputs(0, fill.cached_token_ids)
 
-    def holder(self, row: PlanRow) -> SlotSampling | None:
+    def live(self, row: PlanRow) -> SlotSampling | None:
         """The state of a row's request; None where another request has its slot."""
         slot = self._by_slot.get(row.slot)
         return None if slot is None or slot.generation != row.generation else slot
-
-    def live(self, row: PlanRow) -> SlotSampling | None:
-        """The same; None also for a guess that is known to be wrong, and so runs dead."""
-        slot = self.holder(row)
-        if slot is None:
-            return None
-        if row.num_drafts and slot.newest != (row.position, row.token_ids[0]):
-            return None
-        return slot
 
 
 def _sample_plain(
@@ -214,22 +198,17 @@ def _sample_plain(
     """The sampled rows of a plan that verifies nothing, whose requests are all plain: of most plans."""
     positions = [row.position + row.num_tokens for row in rows]
     tokens: list[int] = draws.sample(logits, [slot.sampling for slot in slots], positions).tolist()
-    return _drawn_plain(rows, slots, tokens)
+    return _drawn_plain(rows, tokens)
 
 
-def _drawn_plain(rows: tuple[PlanRow, ...], slots: list[SlotSampling], tokens: list[int]) -> tuple[SampledRow, ...]:
-    for row, slot, token in zip(rows, slots, tokens, strict=True):
-        slot.newest = (row.position + row.num_tokens, token)
+def _drawn_plain(rows: tuple[PlanRow, ...], tokens: list[int]) -> tuple[SampledRow, ...]:
     return tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
 
 
 def _draw(
     rows: tuple[PlanRow, ...], slots: list[SlotSampling | None], logits: Tensor, draws: Draws
 ) -> tuple[list[int], list[list[int]]]:
-    """Draw all rows and let their requests take what they keep: the `num_draws` draws, and each row's tokens.
-
-    A verifying row that runs dead keeps none.
-    """
+    """Draw all rows and let their requests take what they keep: the `num_draws` draws, and each row's tokens."""
     sampling, positions = draws_of(slots, rows)
     first = 0
     for row, slot in zip(rows, slots, strict=True):
@@ -247,8 +226,6 @@ def _draw(
             all_tokens[first : first + len(tokens)] = tokens
         else:
             tokens = _kept(row, slot, all_tokens[first:end])
-        if slot is not None:
-            slot.newest = (row.position + row.num_tokens - row.num_drafts + len(tokens) - 1, tokens[-1])
         kept.append(tokens)
         first = end
     return all_tokens, kept
@@ -256,12 +233,10 @@ def _draw(
 
 def _kept(row: PlanRow, slot: SlotSampling | None, tokens: list[int]) -> list[int]:
     """Of what was drawn for a row, the part that counts, which its request takes."""
-    if slot is None:
-        return [] if row.num_drafts else tokens
     count = 1
     while count < len(tokens) and tokens[count - 1] == row.token_ids[count]:
         count += 1
-    if slot.needs_history:
+    if slot is not None and slot.needs_history:
         slot.take_output(tokens[0])
     return tokens[:count]
 
@@ -271,10 +246,10 @@ def _is_drawn_in_turn(row: PlanRow, slot: SlotSampling) -> bool:
 
 
 def _feedback(sampled: Sequence[SampledRow]) -> Tensor:
-    """What the first stage is told of them, `[num_rows, 4]`: generation, tokens kept, drafts rejected, newest token."""
+    """What the first stage is told of them, `[num_rows, 2]`: generation, newest token."""
     numbers: list[int] = []
     for row in sampled:
-        numbers += (row.generation, row.num_sampled, row.num_rejected, row.token)
+        numbers += (row.generation, row.token)
     if not numbers:
         return torch.empty(0, FEEDBACK_WIDTH, dtype=torch.int64)
     # `torch.tensor` would look at each number.
@@ -290,8 +265,6 @@ def feedback_of_drawn(plan: StepPlan, tokens: list[int]) -> Tensor:
 def _sampled_row(
     row: PlanRow, slot: SlotSampling | None, tokens: list[int], listed: list[TokenLogprobs | None]
 ) -> SampledRow:
-    if not tokens:
-        return SampledRow(row.slot, row.generation, 0, num_sampled=0, num_rejected=row.num_drafts)
     return SampledRow(
         row.slot,
         row.generation,
@@ -299,7 +272,6 @@ def _sampled_row(
         listed[-1],
         slot.failure if slot else None,
         num_sampled=len(tokens),
-        num_rejected=row.num_draws - len(tokens),
         draft_logprobs=tuple(each for each in listed[:-1] if each is not None),
     )
 

@@ -108,6 +108,7 @@ class _StageCollector(Collector):
         yield self._families.single(names.STAGE_KV_TOKENS, progress.occupancy.tokens)
         yield self._families.single(names.STAGE_KV_CAPACITY, progress.kv_capacity_tokens)
         yield self._families.single(names.STAGE_INCARNATION, progress.incarnation)
+        yield self._families.single(names.STAGE_LACKS_KERNELS, progress.lacks_native_kernels)
 
 
 def _by_value(counts: Mapping[_Counted, int]) -> Samples:

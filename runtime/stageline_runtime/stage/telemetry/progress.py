@@ -5,6 +5,7 @@ or new, not half. Counting a step takes no lock: prometheus_client's own histogr
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,6 +15,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_api.telemetry import metric_buckets
 from stageline_api.telemetry.timeline import TimelinePage
 from stageline_runtime.plan_bus.messages import GraphMode, StepPlan
+from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, rank_of_slot
 from stageline_runtime.ranks.exchange_times import ExchangeTimes
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, StepRecord, Timeline
 
@@ -46,29 +48,30 @@ class BucketCounts:
 
 
 class KvOccupancy:
-    """Tokens whose keys and values lie in the slots, worked out from the plans that the stage runs.
-
-    A stage is not told when a request ends, so an ended request's tokens count until its slot is given out again: this
-    is what lies in the cache, not what is reserved (the engine's `kv_cache_usage_ratio`).
+    """Blocks of the KV cache that slots use, worked out from the plans that the stage runs: one that several share is
+    one. What is cached beside them, for requests to come, is the engine's to tell (`stageline_kv_blocks`).
     """
 
-    def __init__(self) -> None:
-        self._tokens_of_slot: dict[int, int] = {}
+    def __init__(self, num_ranks: int = 1) -> None:
+        """`num_ranks`: that have slots, and so blocks, of their own."""
+        self._num_ranks = num_ranks
+        self._tables: dict[int, tuple[int, ...]] = {}
+        self._uses: Counter[tuple[int, int]] = Counter()
         self.tokens = 0
-        """All slots together."""
+        """Positions of all these blocks."""
 
     def note(self, plan: StepPlan) -> None:
-        """A plan has been run: its trims and fills kept the beginnings of slots, and its rows wrote behind these."""
-        for trim in plan.trims:
-            self._set(trim.slot, min(trim.num_tokens, self._tokens_of_slot.get(trim.slot, 0)))
-        for fill in plan.fills:
-            self._set(fill.slot, fill.cached_tokens)
-        for row in plan.rows:
-            self._set(row.slot, row.position + row.num_tokens)
-
-    def _set(self, slot: int, tokens: int) -> None:
-        self.tokens += tokens - self._tokens_of_slot.get(slot, 0)
-        self._tokens_of_slot[slot] = tokens
+        """A plan has been run."""
+        for change in plan.tables:
+            before = self._tables.get(change.slot, ())
+            self._tables[change.slot] = (*before[: change.start], *change.blocks)
+            rank = rank_of_slot(change.slot, self._num_ranks)
+            self._uses.update((rank, block) for block in change.blocks)
+            for block in before[change.start :]:
+                self._uses[rank, block] -= 1
+                if not self._uses[rank, block]:
+                    del self._uses[rank, block]
+        self.tokens = len(self._uses) * BLOCK_TOKENS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,6 +107,8 @@ class StageProgress:
     steps: int = 0
     is_rank: bool = False
     """Whether the stage has other ranks beside this one."""
+    lacks_native_kernels: bool = False
+    """Whether torch's own operators compute layers that compiled kernels would."""
     exchanges: ExchangeTimes | None = None
     """With them."""
 
@@ -128,23 +133,19 @@ class StageProgress:
     def loading(self, loaded_bytes: int, total_bytes: int) -> None:
         self.loaded_bytes, self.total_bytes = loaded_bytes, total_bytes
 
-    def count_step(
-        self, plan: StepPlan, kind: BusyKind, *, cancelled: bool = False, dead: bool = False, drafted: bool = False
-    ) -> StepRecord:
-        """A plan has been run and what it made was sent. Heartbeats and cancelled plans count as no kind.
+    def count_step(self, plan: StepPlan, kind: BusyKind, *, drafted: bool = False) -> StepRecord:
+        """A plan has been run and what it made was sent. Heartbeats count as no kind.
 
-        `dead`: what was sampled for it counts for nobody, as far as this stage knows. `drafted`: its draft steps were
-        run here, as they are by the last stage's ranks that have a row to draft for.
+        `drafted`: its draft steps were run here, as they are by the last stage's ranks that have a row to draft for.
         """
         self.steps += 1
         self.occupancy.note(plan)
-        is_computed = not plan.is_heartbeat and not cancelled
-        record = self.timeline.end_step(plan, kind if is_computed else None, dead=dead or cancelled)
+        record = self.timeline.end_step(plan, None if plan.is_heartbeat else kind)
         if self.stage < self.stage_count - 1:
             self.hidden_bytes_sent += plan.padded_tokens * self.hidden_token_bytes
         elif plan.feedback_posted and self.stage_count > 1:
             self.feedback_bytes_sent += len(plan.sampled_rows) * self.feedback_row_bytes
-        if is_computed:
+        if not plan.is_heartbeat:
             self.steps_by_kind[kind] += 1
             self.steps_by_graph_mode[plan.graph_mode] += 1
             self.tokens_by_kind[kind] += record.tokens

@@ -117,14 +117,13 @@ class StepRecord(NamedTuple):
     seq: int
     cohort: int
     kind: BusyKind | None
-    """None for a plan that was not computed."""
+    """None for a heartbeat."""
     rows: int
     tokens: int
     feedback_through: int
     marks: tuple[Mark, ...]
     end_nanoseconds: int
     drafts: int = 0
-    dead: bool = False
 
     def busy_nanoseconds(self) -> int:
         """How long the plan itself was computed."""
@@ -177,7 +176,7 @@ class Timeline:
                 del marks[0]
         marks.append((state, operation, at_nanoseconds))
 
-    def end_step(self, plan: StepPlan, kind: BusyKind | None, *, dead: bool = False) -> StepRecord:
+    def end_step(self, plan: StepPlan, kind: BusyKind | None) -> StepRecord:
         """A plan is done: its record ends at the last mark, with which the next one begins."""
         marks = self._marks
         last = marks[-1]
@@ -191,7 +190,6 @@ class Timeline:
             tuple(marks[:-1]),
             last[2],
             sum(row.num_drafts for row in plan.rows),
-            dead,
         )
         self._marks = [last]
         self._ring[self._count % len(self._ring)] = record
@@ -275,7 +273,6 @@ def _wire_step(record: StepRecord) -> wire.TimelineStep:
         marks=tuple(map(_wire_mark, record.marks)),
         end_nanoseconds=record.end_nanoseconds,
         drafts=record.drafts,
-        dead=record.dead,
     )
 
 

@@ -2,18 +2,25 @@
 
 A hung stage can't report through its own main thread, so the watchdog writes the last words and ends the process. It
 also ends a stage whose engine has gone while the stage was too busy to notice.
+
+Time in which this process waited for a CPU doesn't count: on a busy machine a step may take many times as long. While
+such a step goes on the engine and, through it, the stages that wait for this one are told that it computes.
 """
 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from stageline_api.failures import FailureClass
 from stageline_runtime.ranks.exchange_times import UnfinishedExchange
+from stageline_runtime.stage.telemetry.cpu_waits import CpuWaits
 from stageline_runtime.termination import RuntimeFailure
 
 POLL_SECONDS = 0.5
+TELLS_A_LIMIT = 4
+"""How often others are told within the limit of a step."""
 ENGINE_GRACE_SECONDS = 3.0
 """How long after the engine hung up the main thread may take to end by itself (it may still hold a `Shutdown`)."""
 
@@ -29,6 +36,16 @@ class _Watched(NamedTuple):
     """Part of the start, with this limit instead of a step's."""
 
 
+@dataclass(slots=True)
+class _Slow:
+    """An operation that was under way at two polls."""
+
+    watched: _Watched
+    looked_seconds: float
+    told_seconds: float
+    starved_seconds: float = 0.0
+
+
 class Watchdog:
     """One per stage. `end` is called from the watchdog's thread and must not return."""
 
@@ -38,12 +55,20 @@ class Watchdog:
         engine_hung_up: Callable[[], bool],
         end: Callable[[RuntimeFailure], NoReturn],
         late_ranks: Callable[[], tuple[int, ...]] = lambda: (),
+        tell_computing: Callable[[int], None] = lambda _step: None,
+        peer_computed_at: Callable[[], float] = lambda: float("-inf"),
+        cpu_waits: CpuWaits | None = None,
     ) -> None:
-        """`late_ranks` tells which ranks of this stage have not come to the exchange that this one waits in."""
+        """`late_ranks` tells which ranks of this stage have not come to the exchange that this one waits in;
+        `tell_computing` says that a step goes on here, and `peer_computed_at` when that was last heard of another."""
         self._timeout_seconds = step_timeout_seconds
         self._engine_hung_up = engine_hung_up
         self._end = end
         self._late_ranks = late_ranks
+        self._tell_computing = tell_computing
+        self._peer_computed_at = peer_computed_at
+        self._cpu_waits = cpu_waits or CpuWaits()
+        self._slow: _Slow | None = None
         self.unfinished: Callable[[], UnfinishedExchange | None] = lambda: None
         """On a device: the exchange between this stage's ranks that it has not come past; asked when time is up."""
         self._watched: _Watched | None = None
@@ -70,10 +95,30 @@ class Watchdog:
         """Nothing that could hang is under way."""
         self._watched = None
 
+    def look(self, now_seconds: float) -> None:
+        """Count for how long the operation under way had no CPU, and say that it goes on; called at every poll."""
+        watched, slow = self._watched, self._slow
+        if watched is None or (slow is not None and slow.watched is not watched):
+            self._slow = slow = None
+        if watched is None:
+            return
+        if slow is None:  # of most operations no poll sees more, so nothing is read for them
+            self._slow = _Slow(watched, now_seconds, now_seconds)
+            return
+        starved_seconds = min(self._cpu_waits.look(), now_seconds - slow.looked_seconds)
+        # Waiting for another rank takes turns on the CPU too: what it lacked of those held nothing up.
+        if not (watched.is_exchange and self._late_ranks()):
+            slow.starved_seconds += starved_seconds
+        slow.looked_seconds = now_seconds
+        is_own = watched.peer is None and not watched.is_exchange and watched.start_seconds is None
+        if is_own and now_seconds - slow.told_seconds >= self._timeout_seconds / TELLS_A_LIMIT:
+            slow.told_seconds = now_seconds
+            self._tell_computing(watched.step)
+
     def failure_at(self, now_seconds: float) -> RuntimeFailure | None:
         """The reason to end the stage at `now_seconds`, if there is one."""
         watched = self._watched
-        if watched is not None and now_seconds - watched.since_seconds > self._limit_of(watched):
+        if watched is not None and self._is_overdue(watched, now_seconds):
             return self._overdue(watched)
         if not self._engine_hung_up():
             self._hung_up_since = None
@@ -83,6 +128,14 @@ class Watchdog:
         if now_seconds - self._hung_up_since > ENGINE_GRACE_SECONDS:
             return RuntimeFailure(FailureClass.ENGINE_LOST, "the engine closed the plan bus", operation="plan bus")
         return None
+
+    def _is_overdue(self, watched: _Watched, now_seconds: float) -> bool:
+        slow, limit = self._slow, self._limit_of(watched)
+        starved_seconds = slow.starved_seconds if slow is not None and slow.watched is watched else 0.0
+        if now_seconds - watched.since_seconds - starved_seconds <= limit:
+            return False
+        waits_for_others = watched.peer is not None or watched.is_exchange
+        return not waits_for_others or now_seconds - self._peer_computed_at() > limit
 
     def _limit_of(self, watched: _Watched) -> float:
         return self._timeout_seconds if watched.start_seconds is None else watched.start_seconds
@@ -111,6 +164,8 @@ class Watchdog:
     def _run(self) -> None:
         while True:
             time.sleep(POLL_SECONDS)
-            failure = self.failure_at(time.monotonic())
+            now_seconds = time.monotonic()
+            self.look(now_seconds)
+            failure = self.failure_at(now_seconds)
             if failure is not None:
                 self._end(failure)

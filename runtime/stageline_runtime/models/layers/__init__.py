@@ -1,0 +1,1 @@
+"""What models are made of: attention over the paged cache, feed-forward blocks, norms, head, and a plan's batch."""

@@ -1,0 +1,174 @@
+"""The layers of a stage, each in three parts: before attention, attention, and after attention.
+
+A device captures the parts around attention as graphs and calls the same methods when it runs eagerly, so that all ways
+compute alike.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.models.layers.attention import Attention, Rotary
+from stageline_runtime.models.layers.feed_forward import ExpertLoop, ExpertMixture, FeedForward, RunExperts, linear
+from stageline_runtime.models.layers.kv_cache import LayerCache
+from stageline_runtime.models.layers.row_modules import RmsNorm, RowOperators
+from stageline_runtime.models.layers.step_batch import StepTensors
+from stageline_runtime.models.rotary import RotaryTable, rotate
+from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights
+from stageline_runtime.ranks.expert_exchange import ExpertExchange
+from stageline_runtime.ranks.layer_sums import LayerSums
+
+Heads = tuple[torch.Tensor, torch.Tensor]
+"""Query and key heads together, and value heads: `[padded_tokens, heads, head_dim]`."""
+TurnHeads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, RmsNorm | None], torch.Tensor]
+"""Norm, if the family has one, and rotation of query and key heads by cosines and sines `[num_tokens, 1, head_dim]`."""
+
+
+def norm_and_rotate(
+    heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, norm: RmsNorm | None
+) -> torch.Tensor:
+    return rotate(heads if norm is None else norm(heads), cosines, sines)
+
+
+def norm_alone(heads: torch.Tensor, _cosines: torch.Tensor, _sines: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+    """For attention that rotates."""
+    return heads if norm is None else norm(heads)
+
+
+class LayerParts:
+    """What surrounds attention: both blocks' norms and projections, and their sums into the residual stream.
+
+    Runs wherever its weights lie. With `sums`, config and weights are one rank's part of the layer, and what the output
+    projection and the feed-forward block give is summed over the ranks. With an `exchange`, which a mixture alone uses,
+    weights hold one rank's experts. How these run is for `run_experts` to say, and how heads are rotated for `turn`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: LayerWeights,
+        kernels: RowOperators | None = None,
+        sums: LayerSums | None = None,
+        exchange: ExpertExchange | None = None,
+        run_experts: RunExperts = ExpertLoop,
+        turn: TurnHeads = norm_and_rotate,
+    ) -> None:
+        self._sums = sums
+        self._turn = turn
+        self._kernels = kernels
+        self._gated_size = _gated_size(weights)
+        self._num_heads = config.num_heads
+        self._num_kv_heads = config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._input_norm = RmsNorm(weights.input_norm, config.rms_norm_eps, kernels)
+        self._qkv = linear(weights.qkv)
+        self._head_norm = _head_norm(config, weights)
+        self._output = linear(weights.output)
+        self._feed_forward_norm = RmsNorm(weights.feed_forward_norm, config.rms_norm_eps, kernels)
+        self._feed_forward = _feed_forward(config, weights.feed_forward, kernels, exchange, run_experts)
+
+    def before_attention(self, hidden: torch.Tensor, rotary: Rotary) -> Heads:
+        """What attention takes of hidden `[padded_tokens, hidden_size]`."""
+        query_key_heads = self._num_heads + self._num_kv_heads
+        rows = self._qkv(self._input_norm(hidden))
+        heads = rows.view(rows.shape[0], query_key_heads + self._num_kv_heads, self._head_dim)
+        return self._turn(heads[:, :query_key_heads], *rotary, self._head_norm), heads[:, query_key_heads:]
+
+    def after_attention(self, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Add the output of attention `[padded_tokens, num_heads * head_dim]` and then the feed-forward block's."""
+        output = self._output(attended)
+        if self._sums is not None:
+            output = self._sums.attention(output)
+        hidden, normed = self._feed_forward_norm.after_adding(hidden, output)
+        forward = self._feed_forward(normed)
+        return hidden + (forward if self._sums is None else self._sums.feed_forward(forward))
+
+    def warm_up(self, hidden: torch.Tensor, rotary: Rotary) -> None:
+        """Launch each kernel on rows once, so that it gets compiled; nothing is asked of other ranks."""
+        if self._kernels is None:
+            return
+        self.before_attention(hidden, rotary)
+        self._feed_forward_norm.after_adding(hidden, hidden.clone())
+        if self._gated_size:
+            self._kernels.gate(hidden.new_zeros(len(hidden), self._gated_size))
+
+
+class DecoderLayers:
+    """All layers of a stage with their caches."""
+
+    def __init__(
+        self,
+        parts: tuple[LayerParts, ...],
+        caches: tuple[LayerCache, ...],
+        windows: tuple[int | None, ...],
+        attention: Attention,
+        rotary: RotaryTable,
+    ) -> None:
+        self._parts = parts
+        self._caches = caches
+        self._windows = windows
+        self._attention = attention
+        self._rotary = rotary
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def rotary(self, step: StepTensors) -> Rotary:
+        return self._rotary.at(step.tokens[:, 1].long())
+
+    def before(self, layer: int, hidden: torch.Tensor, rotary: Rotary) -> Heads:
+        """What comes before attention of `layer`: hidden `[padded_tokens, hidden_size]` to heads."""
+        return self._parts[layer].before_attention(hidden, rotary)
+
+    def attend(self, layer: int, heads: Heads, rotary: Rotary, step: StepTensors) -> torch.Tensor:
+        """Store and attend: `[padded_tokens, num_heads * head_dim]`."""
+        return self._attention(*heads, rotary, self._caches[layer], step, self._windows[layer])
+
+    def after(self, layer: int, hidden: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """What comes after it: hidden and attended to hidden."""
+        return self._parts[layer].after_attention(hidden, attended)
+
+    def warm_up_parts(self, hidden: torch.Tensor, step: StepTensors) -> None:
+        """Run every layer's kernels on rows over `hidden` of padding, which reaches neither cache nor other ranks."""
+        rotary = self.rotary(step)
+        for part in self._parts:
+            part.warm_up(hidden, rotary)
+
+    def __call__(self, hidden: torch.Tensor, step: StepTensors) -> torch.Tensor:
+        """All layers: hidden `[padded_tokens, hidden_size]` to the same shape."""
+        rotary = self.rotary(step)
+        for layer in range(len(self)):
+            heads = self.before(layer, hidden, rotary)
+            hidden = self.after(layer, hidden, self.attend(layer, heads, rotary, step))
+        return hidden
+
+
+def _gated_size(weights: LayerWeights) -> int:
+    """Columns of gate and up together that the layer's rows go through: none in a mixture without a shared expert."""
+    block = weights.feed_forward
+    if not isinstance(block, ExpertWeights):
+        return len(block.gate_up.weight)
+    return 0 if block.shared is None else len(block.shared.block.gate_up.weight)
+
+
+def _feed_forward(
+    config: ModelConfig,
+    weights: DenseWeights | ExpertWeights,
+    kernels: RowOperators | None,
+    exchange: ExpertExchange | None,
+    run_experts: RunExperts,
+) -> FeedForward | ExpertMixture:
+    if isinstance(weights, DenseWeights):
+        return FeedForward(weights, kernels)
+    assert config.mixture is not None, "expert weights without a mixture"
+    return ExpertMixture(config.mixture, weights, run_experts(weights), kernels, exchange)
+
+
+def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:
+    """One norm over query and key heads together, by a weight `[num_heads + num_kv_heads, head_dim]`."""
+    if weights.query_norm is None or weights.key_norm is None:
+        return None
+    query = weights.query_norm.expand(config.num_heads, -1)
+    key = weights.key_norm.expand(config.num_kv_heads, -1)
+    return RmsNorm(torch.cat((query, key)), config.rms_norm_eps)
