@@ -6,7 +6,7 @@ that ask for it come.
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -21,6 +21,7 @@ from cluster.kubelet.node_objects import (
     node_manifest,
     node_status,
 )
+from stageline_api import labels
 
 _POLL_SECONDS: Final = 0.1
 _BEAT_SECONDS: Final = 2.0
@@ -40,12 +41,17 @@ class InstantKubelet:
     def __init__(self, client: httpx.Client, capacity: Mapping[str, str]) -> None:
         self.name = f"instant-{uuid.uuid4().hex[:6]}"
         self.holds = False
+        self.engine_addresses: dict[str, str] = {}
+        """The address of every stage 0, by namespace: a pod that replaces another gets it too."""
         self._client = client
         amounts = {"pods": "1000", "cpu": "1000", "memory": "1Ti", **capacity}
         self._identity = NodeIdentity(self.name, amounts, {_LABEL: self.name})
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
-        self._beat_at = 0.0
+        loops = ((self._beat, _BEAT_SECONDS), (self._serve, _POLL_SECONDS))
+        # A slow answer about pods must not make the node look lost.
+        self._threads = [
+            threading.Thread(target=self._repeat, args=loop, name=self.name, daemon=True) for loop in loops
+        ]
         self._known: dict[str, str] = {}
         """By uid: whether the pod is `ready` or its container has `ended`."""
         self._telling = threading.Lock()
@@ -71,19 +77,20 @@ class InstantKubelet:
 
     def start(self) -> None:
         """Begin to serve."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def end(self) -> None:
         """Fall silent: nothing is told any more when this returns. The node is deleted by whoever made it."""
         self._ended.set()
-        self._thread.join(timeout=_END_SECONDS)
-        assert not self._thread.is_alive(), f"{self.name} hangs"
+        for thread in self._threads:
+            thread.join(timeout=_END_SECONDS)
+            assert not thread.is_alive(), f"{self.name} hangs"
 
-    def _run(self) -> None:
-        while not self._ended.wait(_POLL_SECONDS):
+    def _repeat(self, step: Callable[[], None], period_seconds: float) -> None:
+        while not self._ended.wait(period_seconds):
             try:
-                self._beat()
-                self._serve()
+                step()
             except (httpx.TransportError, ApiServerAwayError):
                 continue  # what was not told is told in the next round
 
@@ -105,14 +112,11 @@ class InstantKubelet:
 
     def _beat(self) -> None:
         now = datetime.now(UTC)
-        if now.timestamp() - self._beat_at < _BEAT_SECONDS:
-            return
         path = f"/apis/coordination.k8s.io/v1/namespaces/{LEASE_NAMESPACE}/leases"
         lease = lease_manifest(self._identity, now)
         self._patch(f"{path}/{self.name}", lease, "application/apply-patch+yaml", fieldManager="instant", force="true")
         status = {"status": node_status(self._identity, now)}
         self._patch(f"/api/v1/nodes/{self.name}/status", status, "application/strategic-merge-patch+json")
-        self._beat_at = now.timestamp()
 
     def _serve(self) -> None:
         query = {"fieldSelector": f"spec.nodeName={self.name}", "resourceVersion": "0"}
@@ -125,11 +129,12 @@ class InstantKubelet:
                 self._make_ready(pod)
 
     def _make_ready(self, pod: dict[str, Any]) -> None:
-        """Once; and again when a controller called the pod not ready, its node having been silent on a busy machine."""
+        """Once; again when its address changed, or a controller called the pod not ready after its node was silent."""
         uid = pod["metadata"]["uid"]
         with self._telling:
             known = self._known.get(uid)
-            if (known is None and not self.holds) or (known == "ready" and not _is_ready(pod)):
+            is_current = _is_ready(pod) and self._address_of(pod) in ("", pod["status"].get("podIP"))
+            if (known is None and not self.holds) or (known == "ready" and not is_current):
                 self._report(pod, "Running", {"running": {}}, ready=True)
                 self._known[uid] = "ready"
 
@@ -139,8 +144,15 @@ class InstantKubelet:
             for each in pod["spec"]["containers"]
         ]
         conditions = [{"type": kind, "status": str(ready)} for kind in ("ContainersReady", "Ready")]
-        status = {"phase": phase, "conditions": conditions, "containerStatuses": containers}
+        status: dict[str, Any] = {"phase": phase, "conditions": conditions, "containerStatuses": containers}
+        if address := self._address_of(pod):
+            status |= {"podIP": address, "podIPs": [{"ip": address}]}
         self._patch(f"{_path(pod)}/status", {"status": status}, "application/strategic-merge-patch+json")
+
+    def _address_of(self, pod: dict[str, Any]) -> str:
+        """Empty where the test gave none."""
+        is_engine = pod["metadata"].get("labels", {}).get(labels.STAGE) == "0"
+        return self.engine_addresses.get(pod["metadata"]["namespace"], "") if is_engine else ""
 
     def _patch(self, path: str, body: dict[str, Any], content_type: str, **query: str) -> None:
         headers = {"Content-Type": content_type}
