@@ -77,7 +77,7 @@ def welcome_stages(
     """
     config = contract.config
     check_weights(hellos, config.source)
-    on_devices = is_all_on_devices(hellos)
+    on_devices = _all_on_devices(hellos)
     number_format = choose_number_format(
         config.dtype, model.dtype, on_devices=on_devices, slow_cpus=_slow_cpus(of_ranks or hellos.values())
     )
@@ -139,7 +139,7 @@ def size_loaded_cache(
     return _size_cache(stages, config, model, dtype, welcomes[0].num_slots)
 
 
-def is_all_on_devices(hellos: Mapping[int, Hello]) -> bool:
+def _all_on_devices(hellos: Mapping[int, Hello]) -> bool:
     """Whether every stage computes on a device."""
     return all(hello.device for hello in hellos.values())
 
@@ -288,7 +288,7 @@ def _cut_memory(
         config=model,
         rooms=tuple(_room(hello) for _, hello in sorted(hellos.items())),
         max_model_len=_max_model_len(contract.config, model),
-        largest_step=LargestStep.of(contract.config, on_gpus=is_all_on_devices(hellos)),
+        largest_step=LargestStep.of(contract.config, on_gpus=_all_on_devices(hellos)),
         element_bytes=element_bytes,
         draft=None if draft is None else draft.config,
         ranks=contract.config.tensor_ranks,
@@ -335,7 +335,7 @@ def _counted(
     Of a token's keys and values they hold one copy together: each its heads, or one of them all.
     """
     last = len(layers) - 1
-    step = LargestStep.of(config, on_gpus=is_all_on_devices(hellos))
+    step = LargestStep.of(config, on_gpus=_all_on_devices(hellos))
     tensor, experts = config.tensor_ranks, config.expert
     stages = tuple(
         StageMemory(
