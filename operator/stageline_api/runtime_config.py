@@ -1,9 +1,10 @@
 """The resolved config: what the planner writes into a group's ConfigMap and every container reads.
 
-All defaults have been applied by then; a container never guesses. Units are in the names.
+All defaults have been applied by then, except those that depend on the devices that stages find. Units are in the
+names.
 """
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,6 +34,27 @@ class Timeouts(BaseModel):
     load_seconds: float = 1800.0
     step_seconds: float = 60.0
     drain_seconds: float = 30.0
+
+
+class StepLimits(NamedTuple):
+    """How many requests of a group run at once, and how many tokens one step may carry."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @classmethod
+    def of(cls, max_num_seqs: int | None, max_num_batched_tokens: int | None, *, on_gpus: bool) -> "StepLimits":
+        """What is given, and vLLM's defaults for GPUs or small ones for CPUs in place of None.
+
+        A default gives way to the other number that is given: each request takes a token of a step.
+        """
+        usual = _GPU_LIMITS if on_gpus else _CPU_LIMITS
+        sequences = max_num_seqs or min(usual.max_num_seqs, max_num_batched_tokens or usual.max_num_batched_tokens)
+        return cls(sequences, max_num_batched_tokens or max(usual.max_num_batched_tokens, sequences))
+
+
+_CPU_LIMITS: Final = StepLimits(16, 512)
+_GPU_LIMITS: Final = StepLimits(256, 8192)
 
 
 class LoraAdapter(BaseModel):
@@ -101,9 +123,9 @@ class RuntimeConfig(BaseModel):
     """`auto` (the model's own), `float32` or `bfloat16`."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; None takes the model's context length."""
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    """Most tokens one step may carry; a longer prompt is prefilled in chunks."""
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    """Maximum tokens of one step; a longer prompt is prefilled in chunks. None: see `step_limits`."""
     prefix_cache: bool = True
     """Begin a request with what an earlier one left in the KV cache, where their first tokens are the same."""
     generation_config: Literal["model", "none"] = "none"
@@ -122,6 +144,10 @@ class RuntimeConfig(BaseModel):
     tls: TlsConfig | None = None
     """None: what crosses between pods is in clear."""
     timeouts: Timeouts = Timeouts()
+
+    def step_limits(self, *, on_gpus: bool) -> StepLimits:
+        """The limits of the group; `on_gpus` says whether every stage computes on a GPU."""
+        return StepLimits.of(self.max_num_seqs, self.max_num_batched_tokens, on_gpus=on_gpus)
 
     @property
     def stage_ranks(self) -> int:

@@ -16,9 +16,11 @@ from stageline_api.resource.field_problem import show_value
 from stageline_api.resource.pipeline_model import PipelineModel, model_problems
 from stageline_api.resource.serving.engine import MOST_RANKS
 from stageline_api.resource.serving.model_source import FileSource, ModelSource
+from stageline_api.runtime_config import StepLimits
 from stageline_cli.plan_ranks import RankOptions, all_reduce_seconds, ranks_to_plan, with_ranks
 from stageline_cli.plan_report import PlanReport, print_json, print_tables
 from stageline_local.session.instance import default_cache_dir
+from stageline_operator.planner.objects.pod_resources import find_step_limits
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError, sized_model_config
 from stageline_runtime.model_facts.number_format import choose_number_format
 from stageline_runtime.planning.cpu_features import cpu_features, has_bfloat16_units
@@ -47,7 +49,9 @@ _SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "
     type=click.Path(path_type=Path),
     help="The model's config.json, if the model isn't on this machine.",
 )
-@click.option("--batch", type=click.IntRange(min=1), help="Concurrent sequences. Default: engine.maxNumSeqs.")
+@click.option(
+    "--batch", type=click.IntRange(min=1), help="Concurrent sequences. Default: engine.maxNumSeqs, or its default."
+)
 @click.option(
     "--context",
     type=click.IntRange(min=1),
@@ -138,6 +142,9 @@ def build_workload(
     engine = model.spec.engine
     on_cpus = engine.name == "stageline" and (engine.device == "cpu" or on_this_machine)
     max_model_len = engine.max_model_len or config.context_length
+    limits = find_step_limits(model) or StepLimits.of(
+        engine.max_num_seqs, engine.max_num_batched_tokens, on_gpus=not on_cpus
+    )
     if context is not None and context > max_model_len:
         rule = f"must be at most {max_model_len}, the longest sequence"
         raise UserError(f"--context: {context} is not allowed: {rule}", USAGE_EXIT_CODE)
@@ -146,9 +153,9 @@ def build_workload(
             engine.dtype, config.dtype, on_devices=not on_cpus, slow_cpus=_slow_cpu(on_cpus and on_this_machine)
         ).dtype,
         max_model_len=max_model_len,
-        num_sequences=batch or engine.max_num_seqs,
+        num_sequences=batch or limits.max_num_seqs,
         context_tokens=context or min(USUAL_CONTEXT_TOKENS, max_model_len),
-        max_step_tokens=engine.max_num_batched_tokens,
+        max_step_tokens=limits.max_num_batched_tokens,
         on_devices=not on_cpus,
         draft=_find_draft(model),
     )

@@ -150,6 +150,7 @@ def _totals(report: PlanReport) -> list[str]:
     weights = workload.stage_ranks * sum(stage.weight_bytes for stage in prediction.stages)
     return [
         f"cut: {'explicit, from stages[].layers' if report.plan.is_explicit else 'by estimated cost, within memory'}",
+        f"limits: {workload.num_sequences} sequences at once, {workload.max_step_tokens} tokens a step",
         f"weights: {format_bytes(weights)} in all; KV capacity: "
         f"{min(stage.kv_capacity_tokens for stage in prediction.stages)} tokens, set by the smallest stage",
         f"predicted: {shown} for {prediction.admitted_sequences or workload.num_sequences} sequences "
@@ -168,6 +169,8 @@ def _document(report: PlanReport) -> dict[str, object]:
         "dtype": workload.dtype,
         "max_model_len": workload.max_model_len,
         "context_tokens": workload.context_tokens,
+        "num_sequences": workload.num_sequences,
+        "max_step_tokens": workload.max_step_tokens,
         "ranks": workload.stage_ranks,
         "ranks_that_share_experts": workload.experts,
         "all_reduce_seconds": workload.all_reduce_seconds if workload.stage_ranks > 1 else None,

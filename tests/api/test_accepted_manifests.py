@@ -15,7 +15,7 @@ from stageline_api.resource.base import SpecBase
 from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.serving.model_source import PackageSource
-from stageline_api.runtime_config import RuntimeConfig, Timeouts
+from stageline_api.runtime_config import RuntimeConfig, StepLimits, Timeouts
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
@@ -54,6 +54,25 @@ def test_the_smallest_manifest_gets_working_defaults() -> None:
     runtime_defaults = {name: field.default for name, field in RuntimeConfig.model_fields.items()}
     for name in ("dtype", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "seed"):
         assert getattr(model.spec.engine, name) == runtime_defaults[name], name
+
+
+@pytest.mark.parametrize(
+    ("given", "on_gpus", "limits"),
+    [
+        ((None, None), False, (16, 512)),
+        ((None, None), True, (256, 8192)),
+        ((513, None), False, (513, 513)),
+        ((None, 8), True, (8, 8)),
+        ((3, 64), True, (3, 64)),
+    ],
+)
+def test_a_default_limit_gives_way_to_the_one_that_is_given(
+    given: tuple[int | None, int | None], on_gpus: bool, limits: tuple[int, int]
+) -> None:
+    seqs, tokens = given
+    engine = {"maxNumSeqs": seqs, "maxNumBatchedTokens": tokens}
+    PipelineModel.model_validate(manifest(engine={name: each for name, each in engine.items() if each is not None}))
+    assert StepLimits.of(seqs, tokens, on_gpus=on_gpus) == limits
 
 
 def test_what_kubectl_prints_reads_back(tmp_path: Path) -> None:

@@ -117,8 +117,11 @@ def test_lists_with_a_key_are_maps_and_their_keys_are_required() -> None:
 def test_kubectl_shows_and_scales_it() -> None:
     built = yaml.safe_load(crd.render_crd())
     version = built["spec"]["versions"][0]
-    columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["READY", "DESIRED", "UP-TO-DATE", "STAGES", "REASON", "AGE"]
+    columns = version["additionalPrinterColumns"]
+    usual = [column["name"] for column in columns if "priority" not in column]
+    wide = [column["name"] for column in columns if column.get("priority") == 1]
+    assert usual == ["MODEL", "ENGINE", "READY", "DESIRED", "REASON", "AGE"]
+    assert wide == ["STAGES", "UP-TO-DATE", "SERVED-NAME", "URL", "MESSAGE"]
     assert built["spec"]["names"]["shortNames"] == ["plm"]
     assert version["subresources"]["status"] == {}
     assert set(version["subresources"]["scale"].values()) == {".spec.replicas", ".status.replicas", ".status.selector"}

@@ -349,11 +349,6 @@ SPEC_CASES = {
         "spec.engine.maxNumBatchedTokens: 8 is not allowed: "
         "must be at least engine.maxNumSeqs, which is 9: each request takes a token of a step",
     ),
-    "batch-larger-than-the-default-step": (
-        "engine: {maxNumSeqs: 513}",
-        "spec.engine.maxNumBatchedTokens: 512 is not allowed: "
-        "must be at least engine.maxNumSeqs, which is 513: each request takes a token of a step",
-    ),
     "autoscaling-without-a-most": ("autoscaling: {minReplicas: 2}", "spec.autoscaling.maxReplicas: is required"),
     "autoscaling-to-zero": (
         "autoscaling: {minReplicas: 0, maxReplicas: 2}",

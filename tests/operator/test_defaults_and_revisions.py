@@ -46,16 +46,16 @@ def defaults(schema: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def test_what_the_api_server_stores_has_the_revision_of_what_a_person_wrote() -> None:
-    assert "maxNumSeqs" in stored_model().model_dump(by_alias=True, exclude_unset=True)["spec"]["engine"]
+    assert "seed" in stored_model().model_dump(by_alias=True, exclude_unset=True)["spec"]["engine"]
     assert revision_of(stored_model()) == revision_of(tiny_model()) == _REVISION
     assert revision_of(stored_model(engine={"seed": 1})) == revision_of(tiny_model(engine={"seed": 1})) != _REVISION
 
 
 def test_an_object_that_was_stored_with_an_earlier_default_keeps_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if this version had another default than the first one, which was 3."""
-    monkeypatch.setitem(identity.FIRST_DEFAULTS, "engine.maxNumSeqs", 3)
+    monkeypatch.setitem(identity.FIRST_DEFAULTS, "engine.seed", 3)
     monkeypatch.setitem(identity.FIRST_DEFAULTS, "parallelism.tensor", 1)
-    assert revision_of(stored_model(engine={"maxNumSeqs": 3})) == _REVISION
+    assert revision_of(stored_model(engine={"seed": 3})) == _REVISION
     other = revision_of(stored_model())
     assert other != _REVISION, "one that is stored with the new default asks for other pods"
     assert revision_of(tiny_model()) == other
@@ -67,13 +67,43 @@ def test_a_default_that_changes_is_noted_with_its_first_value() -> None:
     assert {path: first.get(path) for path in FIRST} == FIRST, json.dumps(first, indent=1)
 
 
+GPU: dict[str, Any] = {"template": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}}
+FIRST_LIMITS = {"maxNumSeqs": 16, "maxNumBatchedTokens": 512}
+
+
+@pytest.mark.parametrize("spec", [{}, {"engine": {"device": "cpu"}}], ids=["auto", "cpu"])
+def test_limits_of_cpus_have_the_revision_of_the_first_defaults(spec: dict[str, Any]) -> None:
+    written = spec | {"engine": spec.get("engine", {}) | FIRST_LIMITS}
+    assert revision_of(tiny_model(**spec)) == revision_of(tiny_model(**written))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param({"engine": {"device": "cuda"}}, id="cuda"),
+        pytest.param(GPU, id="auto"),
+        pytest.param(GPU | {"engine": {"name": "vllm"}}, id="vllm"),
+    ],
+)
+def test_stored_first_limits_keep_their_revision_and_those_of_gpus_are_another(spec: dict[str, Any]) -> None:
+    stored = spec | {"engine": spec.get("engine", {}) | FIRST_LIMITS}
+    cluster = PlannedCluster(tiny_model(**spec))
+    cluster.settle()
+    (config,) = [each for (kind, _), each in cluster.objects.items() if kind == "ConfigMap"]
+    kept = json.loads(config["data"]["spec.json"])["engine"]
+    assert (kept["maxNumSeqs"], kept["maxNumBatchedTokens"]) == (256, 8192)
+    assert revision_of(tiny_model(**stored)) != revision_of(tiny_model(**spec))
+    limits = {"maxNumSeqs": 256, "maxNumBatchedTokens": 8192}
+    assert revision_of(tiny_model(**stored | {"engine": stored["engine"] | limits})) == revision_of(tiny_model(**spec))
+
+
 def test_a_group_that_keeps_its_revision_is_made_again_with_the_defaults_it_had() -> None:
     rollout = {"maxSurge": 0, "maxUnavailable": 1, "partition": 1}
     cluster = PlannedCluster(tiny_model(rollout=rollout))
     cluster.settle()
     (config,) = [each for (kind, _), each in cluster.objects.items() if kind == "ConfigMap"]
     kept = json.loads(config["data"]["spec.json"])
-    assert kept["engine"]["maxNumSeqs"] == tiny_model().spec.engine.max_num_seqs
+    assert kept["engine"]["dtype"] == tiny_model().spec.engine.dtype
     assert kept["timeouts"]["drainSeconds"] == tiny_model().spec.timeouts.drain_seconds
     assert not set(kept) & set(SHAPELESS_FIELDS)
 

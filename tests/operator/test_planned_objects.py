@@ -33,6 +33,7 @@ from stageline_operator.planner.types import PodHost, Setting, VllmImages
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 LIFE = GroupIncarnation(group=1, incarnation=7)
 IMAGE = "stageline:test"
+ONE_GPU = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
 SCRAPER = {
     "podSelector": {"matchLabels": {"app": "prometheus"}},
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
@@ -799,6 +800,26 @@ def test_the_config_carries_what_vllm_is_told() -> None:
     assert (config.engine_name, config.tensor) == ("vllm", 4)
     assert config.extra_args == ("--gpu-memory-utilization", "0.8")
     assert [(each.name, each.path) for each in config.lora_adapters] == [("pirate", "/adapters/pirate")]
+
+
+@pytest.mark.parametrize(
+    ("spec", "limits"),
+    [
+        pytest.param({}, (None, None), id="auto"),
+        pytest.param({"engine": {"maxNumSeqs": 9}}, (9, None), id="auto-with-one"),
+        pytest.param({"engine": {"device": "cpu"}}, (16, 512), id="cpu"),
+        pytest.param({"engine": {"device": "cuda"}}, (256, 8192), id="cuda"),
+        pytest.param({"template": ONE_GPU}, (256, 8192), id="gpu-requested"),
+        pytest.param({"stages": [ONE_GPU, {}]}, (None, None), id="gpu-of-one-stage"),
+        pytest.param({"template": ONE_GPU, "engine": {"device": "cpu"}}, (16, 512), id="gpu-left-alone"),
+        pytest.param({"engine": {"name": "vllm"}}, (16, 512), id="vllm"),
+        pytest.param({"engine": {"name": "vllm"}, "template": ONE_GPU}, (256, 8192), id="vllm-on-gpus"),
+        pytest.param({"engine": {"device": "cuda", "maxNumSeqs": 64}}, (64, 8192), id="given"),
+    ],
+)
+def test_limits_follow_the_gpus_that_stages_request(spec: dict[str, Any], limits: tuple[int | None, ...]) -> None:
+    config = build_config(pipeline_model(**spec))
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == limits
 
 
 def test_another_engine_is_another_revision() -> None:

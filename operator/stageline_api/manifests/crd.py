@@ -41,13 +41,21 @@ _KEPT: Final = (
 _DROPPED: Final = frozenset({"title", "$defs", "propertyNames"})
 """Keys with no structural counterpart that lose nothing the Python types do not check."""
 _COLUMNS: Final = (
+    ("MODEL", "string", ".spec.model.source", "Source of the model"),
+    ("ENGINE", "string", ".spec.engine.name", "What runs the model"),
     ("READY", "integer", ".status.readyReplicas", "Groups that answer requests"),
     ("DESIRED", "integer", ".spec.replicas", "Groups asked for"),
-    ("UP-TO-DATE", "integer", ".status.updatedReplicas", "Groups made from the current template"),
-    ("STAGES", "integer", ".spec.parallelism.pipeline", "Stages of each group"),
     ("REASON", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why it is ready or not"),
     ("AGE", "date", ".metadata.creationTimestamp", "Time since it was made"),
 )
+_WIDE_COLUMNS: Final = (
+    ("STAGES", "integer", ".spec.parallelism.pipeline", "Stages of each group"),
+    ("UP-TO-DATE", "integer", ".status.updatedReplicas", "Groups made from the current template"),
+    ("SERVED-NAME", "string", ".spec.model.servedName", "Name that clients use, if it is not the resource's"),
+    ("URL", "string", ".status.url", "Base URL at which a gateway serves the model"),
+    ("MESSAGE", "string", '.status.conditions[?(@.type=="Ready")].message', "The reason in a sentence"),
+)
+"""Columns of `kubectl get -o wide`."""
 
 
 class _PlainDumper(yaml.SafeDumper):
@@ -69,7 +77,9 @@ def build_crd() -> dict[str, Any]:
         "served": True,
         "storage": True,
         "additionalPrinterColumns": [
-            {"name": name, "type": kind, "jsonPath": path, "description": text} for name, kind, path, text in _COLUMNS
+            {"name": name, "type": kind, "jsonPath": path, "description": text} | priority
+            for columns, priority in ((_COLUMNS, {}), (_WIDE_COLUMNS, {"priority": 1}))
+            for name, kind, path, text in columns
         ],
         "schema": {"openAPIV3Schema": _root_schema()},
         "subresources": {

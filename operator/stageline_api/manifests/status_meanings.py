@@ -16,7 +16,8 @@ CONDITIONS: Final[Mapping[ConditionType, str]] = {
 }
 
 REASONS: Final[Mapping[Reason, str]] = {
-    Reason.ALL_GROUPS_READY: "All wanted groups are ready.",
+    Reason.ALL_GROUPS_READY: "All wanted groups are ready. The message also says if stages use CPUs because no GPU is "
+    "requested (`engine.device: auto`), and if each new pod downloads the model again.",
     Reason.GROUPS_NOT_READY: "Some wanted groups are not ready.",
     Reason.GROUPS_STARTING: "Groups are starting.",
     Reason.GROUP_FAILED: "A group is down and its failure is not on record.",

@@ -111,6 +111,7 @@ _STAGES_RULES: Final = (
         ".stages",
     ),
     cel(
+        "!has(self.engine.maxNumBatchedTokens) || !has(self.engine.maxNumSeqs) || "
         "self.engine.maxNumBatchedTokens >= self.engine.maxNumSeqs",
         "must be at least engine.maxNumSeqs",
         ".engine.maxNumBatchedTokens",
@@ -265,7 +266,8 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
         problems.append(FieldProblem(path="spec.stages", rule=rule))
     for index, rule in layer_ranges.range_problems([stage.layer_range for stage in spec.stages]):
         problems.append(_layers_problem(spec, index, rule))
-    if (most := spec.engine.max_num_batched_tokens) < (requests := spec.engine.max_num_seqs):
+    most, requests = spec.engine.max_num_batched_tokens, spec.engine.max_num_seqs
+    if most is not None and requests is not None and most < requests:
         rule = f"must be at least engine.maxNumSeqs, which is {requests}: each request takes a token of a step"
         problems.append(FieldProblem(path="spec.engine.maxNumBatchedTokens", value=str(most), rule=rule))
     problems += engine_problems(spec.engine, spec.parallelism, spec.model.served_name)

@@ -81,7 +81,7 @@ class EngineCore(CoreLife):
 
     async def run_first_steps(self, group: StageGroup) -> None:
         """As `CoreLife`."""
-        await warm_up(self.warm_up, group.config, group.model, self.speculation)
+        await warm_up(self.warm_up, group.max_step_tokens, group.model, self.speculation)
 
     def attach(self, scheduler: Scheduler, send: Callable[[ToStage], None]) -> None:
         """The group stands: plans can be made and sent."""

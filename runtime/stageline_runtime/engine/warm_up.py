@@ -8,7 +8,6 @@ step of a draft model takes, the last stage says itself.
 import time
 from collections.abc import Awaitable, Callable
 
-from stageline_api.runtime_config import RuntimeConfig
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.planning.cut import estimate_costs
 from stageline_runtime.speculation.speculation import Speculation
@@ -21,14 +20,14 @@ SMALL_TOKENS, LARGE_TOKENS = 1, 16
 
 
 async def warm_up(
-    step: Callable[..., Awaitable[None]], config: RuntimeConfig, model: ModelConfig, speculation: Speculation | None
+    step: Callable[..., Awaitable[None]], max_step_tokens: int, model: ModelConfig, speculation: Speculation | None
 ) -> None:
     """Run a plan through all stages; with `speculation`, learn what its drafts cost.
 
     `step(tokens, draft_steps=0)` runs one dummy plan to its end.
     """
-    await step(min(FIRST_TOKENS, config.max_num_batched_tokens))
-    large = min(LARGE_TOKENS, config.max_num_batched_tokens)
+    await step(min(FIRST_TOKENS, max_step_tokens))
+    large = min(LARGE_TOKENS, max_step_tokens)
     if speculation is not None and speculation.has_draft_model:
         for _ in range(RUNS):
             await step(SMALL_TOKENS, DRAFT_STEPS)

@@ -93,11 +93,12 @@ class LargestStep:
     rows: int
 
     @classmethod
-    def of(cls, config: RuntimeConfig) -> "LargestStep":
+    def of(cls, config: RuntimeConfig, *, on_gpus: bool) -> "LargestStep":
         """A plan samples each sequence once, whatever cohort it is of, and once more for each of its drafts."""
         drafts = 0 if config.speculative is None else config.speculative.tokens
-        rows = min(config.max_num_seqs * (drafts + 1), config.max_num_batched_tokens)
-        return cls(tokens=config.max_num_batched_tokens, rows=rows)
+        limits = config.step_limits(on_gpus=on_gpus)
+        rows = min(limits.max_num_seqs * (drafts + 1), limits.max_num_batched_tokens)
+        return cls(tokens=limits.max_num_batched_tokens, rows=rows)
 
     def bytes_of(
         self, config: ModelConfig, *, is_last: bool, element_bytes: int, ranks: int = 1, experts: int = 1

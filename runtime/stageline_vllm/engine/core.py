@@ -138,7 +138,7 @@ class VllmCore(CoreLife):
             metrics,
             tracing,
             VllmServer(http_host(contract.pod_ip), ports.VLLM_HTTP, key, prompts.eos_token_ids, grammars),
-            max_running=contract.config.max_num_seqs,
+            max_running=contract.config.step_limits(on_gpus=False).max_num_seqs,
             max_waiting=MAX_WAITING,
             adapters=(adapter.name for adapter in contract.config.lora_adapters),
             group=contract.group,

@@ -68,8 +68,8 @@ def _model_words(contract: PodContract, welcome: Welcome) -> tuple[str, ...]:
         *("--served-model-name", config.served_name),
         *("--dtype", welcome.dtype),
         *("--max-model-len", str(welcome.slot_tokens)),
-        *("--max-num-seqs", str(config.max_num_seqs)),
-        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+        *("--max-num-seqs", str(welcome.num_slots)),
+        *("--max-num-batched-tokens", str(welcome.max_step_tokens)),
         "--enable-prefix-caching" if config.prefix_cache else "--no-enable-prefix-caching",
         *("--seed", str(config.seed)),
     )

@@ -69,7 +69,7 @@ def refusal_of(model: ModelConfig, draft: ModelConfig = DRAFT, **config: Any) ->
 
 
 def test_a_device_has_to_hold_both_models() -> None:
-    model, step = small_llama(4), LargestStep.of(contract().config)
+    model, step = small_llama(4), LargestStep.of(contract().config, on_gpus=True)
     whole = LayerRange(first=0, last=3)
     beside = DraftMemory.of(DRAFT, step, 2)
     held = weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2) + beside.weight_bytes

@@ -43,7 +43,7 @@ def contract(**config: Any) -> PodContract:
     return PodContract(
         config=RuntimeConfig(**usual | config),
         stage=0,
-        stage_count=1,
+        stage_count=config.get("stage_count", 1),
         group=0,
         incarnation=1,
         pod_ip="127.0.0.1",
@@ -218,3 +218,18 @@ def test_a_stage_has_measured_what_the_rank_with_most_has() -> None:
     }
     assert measured_of_stages(measured) == {0: Measured(0, 9, 7), 1: Measured(1, 1, 1)}
     assert measured_of_stages(dict(reversed(measured.items()))) == {0: Measured(0, 9, 7), 1: Measured(1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("devices", "limits"),
+    [(("", ""), (16, 512)), (("gpu-0", "gpu-1"), (256, 8192)), (("gpu-0", ""), (16, 512))],
+    ids=["cpus", "gpus", "mixed"],
+)
+def test_limits_that_are_not_set_follow_what_stages_found(devices: tuple[str, ...], limits: tuple[int, int]) -> None:
+    unset = contract(stage_count=2, max_num_seqs=None, max_num_batched_tokens=None)
+    hellos = {
+        stage: hello(stage=stage, stage_count=2, device=device, available_bytes=1 << 40)
+        for stage, device in enumerate(devices)
+    }
+    welcomes = welcome_stages(hellos, unset, small_llama(4), Path("/models/tiny"))
+    assert {(each.num_slots, each.max_step_tokens) for each in welcomes.values()} == {limits}

@@ -109,6 +109,24 @@ def test_explicit_layers_are_shown_as_written(tmp_path: Path) -> None:
     assert [stage["layers"] for stage in document["stages"]] == ["0-0", "1-3"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "options", "limits"),
+    [
+        pytest.param({}, (), (16, 512), id="this-machine"),
+        pytest.param({}, ("--devices", "l4-24gb"), (256, 8192), id="devices"),
+        pytest.param({"device": "cpu"}, ("--devices", "cpu-core"), (16, 512), id="cpu"),
+        pytest.param({"maxNumSeqs": 4}, ("--devices", "l4-24gb", "--batch", "7"), (7, 8192), id="given"),
+    ],
+)
+def test_limits_are_those_of_the_device(
+    tmp_path: Path, engine: dict[str, Any], options: tuple[str, ...], limits: tuple[int, int]
+) -> None:
+    file = str(write_small(tmp_path, engine=engine))
+    document = json.loads(plan(file, "--json", *options).stdout)
+    assert (document["num_sequences"], document["max_step_tokens"]) == limits
+    assert f"limits: {limits[0]} sequences at once, {limits[1]} tokens a step" in plan(file, *options).stdout
+
+
 def test_by_default_the_stages_share_this_machine(tmp_path: Path) -> None:
     done = plan(str(write_small(tmp_path, parallelism={"pipeline": 2})), "--json")
     assert done.returncode == 0, done

@@ -164,7 +164,7 @@ def small_model(
     body = {
         "model": {"source": f"file://{directory}"},
         "parallelism": {"pipeline": 2},
-        "engine": {"dtype": "float32", "maxNumSeqs": 4, "maxModelLen": 256},
+        "engine": {"device": "cpu", "dtype": "float32", "maxNumSeqs": 4, "maxModelLen": 256},
     }
     manifest = {
         "apiVersion": "stageline.dev/v1alpha1",

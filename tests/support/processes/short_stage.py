@@ -28,11 +28,11 @@ def available_bytes(config: RuntimeConfig, num_blocks: int) -> int:
     taken = num_blocks * BLOCK_TOKENS * model.kv_bytes_per_token(model.num_layers, FLOAT32_BYTES)
     for stage, layers in enumerate(ranges):
         taken += weight_bytes(model, layers, is_first=stage == 0, is_last=stage == 1, element_bytes=FLOAT32_BYTES)
-        taken += LargestStep.of(config).bytes_of(model, is_last=stage == 1, element_bytes=FLOAT32_BYTES)
+        taken += LargestStep.of(config, on_gpus=False).bytes_of(model, is_last=stage == 1, element_bytes=FLOAT32_BYTES)
     if config.speculative is not None and config.speculative.draft_source is not None:
         draft = read_model_config(prepared_model_dir(config.speculative.draft_source, Path(config.cache_dir)))
-        held = DraftMemory.of(draft, LargestStep.of(config), FLOAT32_BYTES)
-        own_step = LargestStep.of(config).bytes_of(model, is_last=True, element_bytes=FLOAT32_BYTES)
+        held = DraftMemory.of(draft, LargestStep.of(config, on_gpus=False), FLOAT32_BYTES)
+        own_step = LargestStep.of(config, on_gpus=False).bytes_of(model, is_last=True, element_bytes=FLOAT32_BYTES)
         taken += held.weight_bytes + max(0, held.step_bytes - own_step)
         taken += num_blocks * BLOCK_TOKENS * held.token_bytes
     return int(taken / USABLE_SHARE) + 16

@@ -156,7 +156,7 @@ class EngineHost:
         scheduler = await form_scheduler(group, MAX_WAITING)
         self._script_drafts(scheduler)
         self._core.attach(scheduler, group.broadcast)
-        await warm_up(self._core.warm_up, self._contract.config, self._model, scheduler.speculation)
+        await warm_up(self._core.warm_up, group.max_step_tokens, self._model, scheduler.speculation)
         if self._options.free_drafts and scheduler.speculation is not None:
             scheduler.speculation.cost = FREE
         self._core.set_phase(Phase.READY)

@@ -140,22 +140,24 @@ class EngineSpec(SpecBase):
             "length, which it may not exceed. Between 1 and 16777216."
         ),
     )
-    max_num_seqs: int = Field(
-        default=_default("max_num_seqs"),
+    max_num_seqs: int | None = Field(
+        default=None,
         ge=1,
         le=1024,
         description=(
             "Maximum running requests of a group; more wait in its queue. They are divided over as many microbatches "
-            "as there are stages. Default 16, between 1 and 1024."
+            "as there are stages. Default: 256 if every stage has a GPU, otherwise 16; at most `maxNumBatchedTokens`. "
+            "Between 1 and 1024."
         ),
     )
-    max_num_batched_tokens: int = Field(
-        default=_default("max_num_batched_tokens"),
+    max_num_batched_tokens: int | None = Field(
+        default=None,
         ge=1,
         le=65_536,
         description=(
             "Maximum tokens of one step; longer prompts are prefilled in chunks. A larger value prefills faster and "
-            "delays running answers. Default 512, between 1 and 65536, and at least `maxNumSeqs`."
+            "delays running answers. Default: 8192 if every stage has a GPU, otherwise 512; at least `maxNumSeqs`. "
+            "Between 1 and 65536."
         ),
     )
     prefix_cache: bool = Field(

@@ -23,6 +23,7 @@ from stageline_operator.planner.objects.identity import (
     object_metadata,
     resolved_spec,
 )
+from stageline_operator.planner.objects.pod_resources import find_step_limits
 
 CONFIG_DIR: Final = "/etc/stageline"
 CONFIG_FILE: Final = "config.json"
@@ -39,8 +40,9 @@ TLS_DIR: Final = "/var/lib/stageline/tls"
 
 
 def build_config(model: PipelineModel) -> RuntimeConfig:
-    """The config with all defaults applied: containers know none."""
+    """The config with all defaults applied, except limits that depend on what stages with `device: auto` find."""
     engine = model.spec.engine
+    limits = find_step_limits(model)
     return RuntimeConfig(
         model_name=model.name,
         namespace=model.namespace,
@@ -56,8 +58,8 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
         expert=model.spec.parallelism.expert,
         dtype=engine.dtype,
         max_model_len=engine.max_model_len,
-        max_num_seqs=engine.max_num_seqs,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs if limits is None else limits.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens if limits is None else limits.max_num_batched_tokens,
         prefix_cache=engine.prefix_cache,
         generation_config=engine.generation_config,
         graphs=engine.graphs,

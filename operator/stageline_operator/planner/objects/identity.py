@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from stageline_api import labels
 from stageline_api.resource.pipeline_model import API_VERSION, KIND, PipelineModel
+from stageline_operator.planner.objects.pod_resources import find_step_limits
 
 _REVISION_DIGITS: Final = 10
 SHAPELESS_FIELDS: Final = ("autoscaling", "replicas", "restart", "rollout", "suspend")
@@ -21,7 +22,7 @@ class GroupIncarnation:
     incarnation: int
 
 
-FIRST_DEFAULTS: Final[dict[str, Any]] = {}
+FIRST_DEFAULTS: Final[dict[str, Any]] = {"engine.maxNumSeqs": 16, "engine.maxNumBatchedTokens": 512}
 """Defaults that have changed, as they were when the field was new, by path: `engine.maxNumSeqs`.
 
 The API server writes defaults into what it stores, where nothing tells them from what a person wrote. So a revision
@@ -59,6 +60,8 @@ def shaping_spec(model: PipelineModel) -> dict[str, Any]:
 def resolved_spec(model: PipelineModel) -> dict[str, Any]:
     """The same with every default, so that what is made of it later is what would be made of it now."""
     spec = model.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    if (limits := find_step_limits(model)) is not None:
+        spec["engine"] |= {"maxNumSeqs": limits.max_num_seqs, "maxNumBatchedTokens": limits.max_num_batched_tokens}
     return {name: value for name, value in spec.items() if name not in SHAPELESS_FIELDS}
 
 

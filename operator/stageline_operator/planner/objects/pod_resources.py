@@ -10,6 +10,8 @@ from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pods.pod import ResourcesSpec
 from stageline_api.resource.pods.pod_template import claims_devices
 from stageline_api.resource.quantities import parse_quantity
+from stageline_api.resource.stage_pods import GPU_RESOURCE
+from stageline_api.runtime_config import StepLimits
 
 COUNTED: Final[tuple[str, ...]] = ("cpu", "memory", "ephemeral-storage")
 """Resources that every container takes of its node; a quota may be about each."""
@@ -42,6 +44,16 @@ def requests_gpus(model: PipelineModel, stage: int, gpu_resource: str) -> bool:
         return False
     amounts = _vendor_amounts(_named(_spec_of_stage(model, stage)), gpu_resource)
     return engine.device == "cuda" or any(parse_quantity(amount) > 0 for amount in amounts)
+
+
+def find_step_limits(model: PipelineModel) -> StepLimits | None:
+    """The limits of a group, by the GPUs that its stages request; None where stages with `device: auto` and none
+    requested look for a GPU themselves."""
+    engine, stages = model.spec.engine, range(model.spec.parallelism.pipeline)
+    on_gpus = all(requests_gpus(model, stage, GPU_RESOURCE) for stage in stages)
+    if not on_gpus and engine.name == "stageline" and engine.device == "auto":
+        return None
+    return StepLimits.of(engine.max_num_seqs, engine.max_num_batched_tokens, on_gpus=on_gpus)
 
 
 def prepare_resources(model: PipelineModel, stage: int) -> dict[str, Any]:

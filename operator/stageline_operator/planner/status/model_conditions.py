@@ -47,6 +47,8 @@ class Judged:
     is_overdue: bool = False
     refusal: str = ""
     """Why the API server refuses an object that is wanted."""
+    advice: str = ""
+    """Added to the message of a ready model."""
 
     @property
     def ready(self) -> list[GroupStatus]:
@@ -120,7 +122,9 @@ def _ready(judged: Judged, degraded: _Verdict, progressing: _Verdict, counted: s
     if judged.model.spec.suspend:
         return _Verdict(False, Reason.SUSPENDED, counted)
     if judged.is_complete:
-        return _Verdict(True, Reason.ALL_GROUPS_READY if judged.wanted else Reason.SCALED_TO_ZERO, counted)
+        if not judged.wanted:
+            return _Verdict(True, Reason.SCALED_TO_ZERO, counted)
+        return _Verdict(True, Reason.ALL_GROUPS_READY, f"{counted}; {judged.advice}" if judged.advice else counted)
     why = next((each for each in (degraded, progressing) if each.reason is not Reason.AS_EXPECTED), None)
     if why is None:
         return _Verdict(False, Reason.GROUPS_NOT_READY, counted)

@@ -10,6 +10,7 @@ from stageline_api.conditions import ConditionType, EventReason, Reason
 from stageline_api.resource.life.status import FailureRecord, GroupStatus, PipelineModelStatus
 from stageline_operator.planner.context import Context
 from stageline_operator.planner.observed.observed_pod import ObservedPod
+from stageline_operator.planner.status.advice import give_advice
 from stageline_operator.planner.status.model_conditions import Judged, model_conditions
 from stageline_operator.planner.types import GroupPhase, PlannedEvent
 
@@ -28,7 +29,8 @@ def next_status(
 ) -> PipelineModelStatus:
     """The status to write before anything else is done."""
     model, before = context.model, context.observed.status
-    judged = Judged(groups, failures, model, context.revision, refusal=context.observed.refusal)
+    advice = give_advice(model, context.setting.pod_host.gpu_resource)
+    judged = Judged(groups, failures, model, context.revision, refusal=context.observed.refusal, advice=advice)
     progressed_at = context.now if _has_progressed(context, judged) else before.progressed_at or context.now
     deadline = timedelta(seconds=model.spec.rollout.progress_deadline_seconds)
     judged = replace(judged, is_overdue=context.now - progressed_at >= deadline)

@@ -114,6 +114,8 @@ class StageGroup:
         self._closing = False
         self.graphs = GraphMode.OFF
         """The most that the group's plans may ask for; known once stages are welcomed."""
+        self.max_step_tokens = 0
+        """Maximum tokens of a plan; known once stages are welcomed."""
         self._computed_at = float("-inf")
         self.failure: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
         """Resolves with the reason once the group can't go on."""
@@ -174,7 +176,8 @@ class StageGroup:
             self._stage_hellos, self._contract, self.model, self._model_dir, self.draft, tuple(self._hellos.values())
         )
         logger.info("computing in %s: %s", welcomes[0].dtype, welcomes[0].dtype_reason)
-        self.graphs = welcomes[0].graphs
+        self.graphs, self.max_step_tokens = welcomes[0].graphs, welcomes[0].max_step_tokens
+        logger.info("limits: %d requests at once, %d tokens a step", welcomes[0].num_slots, self.max_step_tokens)
         self._send_welcomes(welcomes)
         began = asyncio.get_running_loop().time()
         await self._all_in(self._measured, self._measuring_places(), spent_seconds=0.0)
@@ -247,9 +250,10 @@ class StageGroup:
         size = size_loaded_cache(self._stage_hellos, welcomes, measured, config, self.model, self.draft)
         self._on_cache_sized(size)
         if not size.holds_all:
-            asked = config.max_num_seqs
             logger.warning(
-                "memory holds %d tokens of %d sequences at once; long ones may have to wait", size.num_tokens, asked
+                "memory holds %d tokens of %d sequences at once; long ones may have to wait",
+                size.num_tokens,
+                size.num_slots,
             )
         self.broadcast(CacheSized(size.num_blocks))
         return size
@@ -387,7 +391,7 @@ async def form_scheduler(group: StageGroup, max_waiting: int) -> Scheduler:
     size, config = await group.form(), group.config
     return Scheduler(
         SlotLedger.of(size, prefix_cache=config.prefix_cache),
-        max_step_tokens=config.max_num_batched_tokens,
+        max_step_tokens=group.max_step_tokens,
         max_waiting=max_waiting,
         graphs=group.graphs,
         speculation=None if config.speculative is None else _speculation(config.speculative, group.draft),

@@ -77,17 +77,18 @@ def welcome_stages(
     """
     config = contract.config
     check_weights(hellos, config.source)
-    on_devices = all(hello.device for hello in hellos.values())
+    on_devices = _all_on_devices(hellos)
     number_format = choose_number_format(
         config.dtype, model.dtype, on_devices=on_devices, slow_cpus=_slow_cpus(of_ranks or hellos.values())
     )
-    dtype = number_format.dtype
+    dtype, limits = number_format.dtype, config.step_limits(on_gpus=on_devices)
     _check_speculation(config, hellos, draft)
     _check_ranks(config, model)
     memory = _cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft)
     with _names_widening(dtype, model):
         layers = _cut(contract, model, memory=memory, on_devices=on_devices)
-        size = _size_cache(_counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft), config, model, dtype)
+        counted = _counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft)
+        size = _size_cache(counted, config, model, dtype, limits.max_num_seqs)
     last = contract.stage_count - 1
     hosts = [hello.host for hello in hellos.values()]
     containers = [(hello.host, hello.container) for hello in hellos.values()]
@@ -101,7 +102,7 @@ def welcome_stages(
             num_cohorts=size.num_cohorts,
             num_slots=size.num_slots,
             slot_tokens=size.slot_tokens,
-            max_step_tokens=config.max_num_batched_tokens,
+            max_step_tokens=limits.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host) * contract.ranks,
             stages_in_container=containers.count((hello.host, hello.container)) * contract.ranks,
             transport=choose_transport(of_ranks or hellos.values(), needs_host=config.tls is not None),
@@ -135,7 +136,12 @@ def size_loaded_cache(
         else stage
         for stage in counted
     )
-    return _size_cache(stages, config, model, dtype)
+    return _size_cache(stages, config, model, dtype, welcomes[0].num_slots)
+
+
+def _all_on_devices(hellos: Mapping[int, Hello]) -> bool:
+    """Whether every stage computes on a device."""
+    return all(hello.device for hello in hellos.values())
 
 
 def measuring_stages(hellos: Mapping[int, Hello]) -> frozenset[int]:
@@ -158,6 +164,7 @@ def welcome_supervisors(
         detail = "spec.network.tls: what nodes of vLLM say to each other has no TLS"
         raise RuntimeFailure(FailureClass.BAD_CONFIG, detail, operation="check tls")
     check_weights(hellos, config.source)
+    limits = config.step_limits(on_gpus=False)  # the operator decides for GPUs: a supervisor doesn't look for them
     layers = _cut(contract, model, memory=None, on_devices=True)
     hosts = [hello.host for hello in hellos.values()]
     return {
@@ -167,9 +174,9 @@ def welcome_supervisors(
             model_dir=str(model_dir),
             dtype=choose_number_format(config.dtype, model.dtype, on_devices=True).dtype,
             num_cohorts=contract.stage_count,
-            num_slots=config.max_num_seqs,
+            num_slots=limits.max_num_seqs,
             slot_tokens=_max_model_len(config, model),
-            max_step_tokens=config.max_num_batched_tokens,
+            max_step_tokens=limits.max_num_batched_tokens,
             stages_on_host=hosts.count(hello.host),
             layer_counts=tuple(each.count for each in layers),
         )
@@ -250,12 +257,14 @@ def _check_ranks(config: RuntimeConfig, model: ModelConfig) -> None:
         raise refused_ranks(config, str(error)) from error
 
 
-def _size_cache(stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str) -> CacheSize:
+def _size_cache(
+    stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str, max_num_seqs: int
+) -> CacheSize:
     try:
         return size_cache(
             stages,
             model,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=max_num_seqs,
             max_model_len=_max_model_len(config, model),
             element_bytes=ELEMENT_BYTES[dtype],
             num_ranks=config.expert,
@@ -279,7 +288,7 @@ def _cut_memory(
         config=model,
         rooms=tuple(_room(hello) for _, hello in sorted(hellos.items())),
         max_model_len=_max_model_len(contract.config, model),
-        largest_step=LargestStep.of(contract.config),
+        largest_step=LargestStep.of(contract.config, on_gpus=_all_on_devices(hellos)),
         element_bytes=element_bytes,
         draft=None if draft is None else draft.config,
         ranks=contract.config.tensor_ranks,
@@ -326,7 +335,7 @@ def _counted(
     Of a token's keys and values they hold one copy together: each its heads, or one of them all.
     """
     last = len(layers) - 1
-    step = LargestStep.of(config)
+    step = LargestStep.of(config, on_gpus=_all_on_devices(hellos))
     tensor, experts = config.tensor_ranks, config.expert
     stages = tuple(
         StageMemory(
