@@ -88,11 +88,11 @@ def test_nothing_failed_has_no_cause() -> None:
         pytest.param(
             end(0, 0),
             "Internal",
-            "ended with exit status 0 and does not say that it was told to",
+            "exited with status 0 and reported no drain",
             id="well-but-unasked",
         ),
         pytest.param(end(0, 0, words(FailureClass.EVICTED)), "Evicted", "so it was", id="told-to-drain"),
-        pytest.param(end(0, 65), "ModelLoad", "ended with exit status 65 without a message", id="code-only"),
+        pytest.param(end(0, 65), "ModelLoad", "exited with status 65 and no termination message", id="code-only"),
         pytest.param(end(0, 3, "last line"), "Internal", "last line", id="plain-text"),
         pytest.param(end(0, 3, "log line\n  the end \n"), "Internal", "the end", id="end-of-a-log"),
         pytest.param(end(0, 137, "a\nb"), "Killed", "killed by SIGKILL; last words: b", id="killed-with-a-log"),

@@ -124,7 +124,7 @@ def of_stage(**fields: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "stage", **fields}]}}
 
 
-GROUPS, OWN = "is how the group works", "is set by Stageline itself"
+GROUPS, OWN = "because the group depends on it", "is set by Stageline itself"
 CONTAINER = ".spec.containers[0]"
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "the command": (of_stage(command=["sh"]), f"{CONTAINER}.command", GROUPS),
@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "its volume elsewhere": (
         of_stage(volumeMounts=[{"name": "cache", "mountPath": "/x"}]),
         f"{CONTAINER}.volumeMounts[0].name",
-        "mounts where it is wanted",
+        "mounts where it is needed",
     ),
     "another volume in the place of its own": (
         of_stage(volumeMounts=[{"name": "scratch", "mountPath": "/tmp"}]),
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "restarts": ({"spec": {"restartPolicy": "Always"}}, ".spec.restartPolicy", GROUPS),
     "a node": ({"spec": {"nodeName": "n"}}, ".spec.nodeName", "use template.nodeSelector"),
     "a field of its own": ({"spec": {"tolerations": []}}, ".spec.tolerations", "a field of its own: template.tolerat"),
-    "gates": ({"spec": {"readinessGates": []}}, ".spec.readinessGates", "whether its kubelet lives"),
+    "gates": ({"spec": {"readinessGates": []}}, ".spec.readinessGates", "whether its kubelet is alive"),
     "taking away": ({"spec": {"securityContext": None}}, ".spec.securityContext", "leave the field out"),
     "no list": ({"spec": {"volumes": {"name": "x"}}}, ".spec.volumes", "must be a list"),
     "no name": ({"spec": {"containers": [{"env": []}]}}, CONTAINER, "must be a mapping with a name"),
