@@ -122,12 +122,12 @@ def drain(node: str, dry_run: bool, timeout_seconds: float, kubeconfig: Path | N
 def move_stages(stages: NodeStages, timeout_seconds: float, say: Callable[[str], Any]) -> None:
     """Evict one pod of each group repeatedly until none is left; raises `UserError` after the timeout."""
     deadline = time.monotonic() + timeout_seconds
-    told: dict[Group, str] = {}
+    reported: dict[Group, str] = {}
     while left := stages.groups():
-        for group, words in _ask_to_leave(stages, left, told):
-            if told.get(group) != words:
+        for group, words in _ask_to_leave(stages, left, reported):
+            if reported.get(group) != words:
                 say(f"{group}: {words}")
-            told[group] = words
+            reported[group] = words
         if time.monotonic() > deadline:
             names = ", ".join(str(group) for group in sorted(left))
             raise UserError(
@@ -138,11 +138,11 @@ def move_stages(stages: NodeStages, timeout_seconds: float, say: Callable[[str],
 
 
 def _ask_to_leave(
-    stages: NodeStages, groups: Mapping[Group, str], told: Mapping[Group, str]
+    stages: NodeStages, groups: Mapping[Group, str], reported: Mapping[Group, str]
 ) -> Iterator[tuple[Group, str]]:
     for group in sorted(groups):
         pod = groups[group]
-        if not pod or told.get(group) == _LEAVING:
+        if not pod or reported.get(group) == _LEAVING:
             yield group, _LEAVING
         elif refused := stages.evict(group, pod):
             yield group, f"waits: {refused}"

@@ -15,7 +15,7 @@ from processes.repository_files import ROOT
 from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pods.pod_template import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     OWN_CONTAINERS,
     overlay_problems,
 )
@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no name": ({"spec": {"containers": [{"env": []}]}}, CONTAINER, "must be a mapping with a name"),
     "twice": ({"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}, ".spec.volumes[1].name", "more than once"),
     "a status": ({"status": {}}, ".status", "is not a part of a pod template"),
-    "too much": ({"metadata": {"annotations": {"a": "x" * MOST_CHARACTERS}}}, "", "at most 16384 characters as JSON"),
+    "too much": ({"metadata": {"annotations": {"a": "x" * MAX_CHARACTERS}}}, "", "at most 16384 characters as JSON"),
 }
 
 

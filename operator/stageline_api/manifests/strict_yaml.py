@@ -13,7 +13,7 @@ import yaml
 from stageline_api.resource.field_problem import show_value
 
 LARGEST_FILE_BYTES: Final = 262_144
-MOST_NODES: Final = 50_000
+MAX_NODES: Final = 50_000
 """Maximum number of values in one document after aliases are expanded."""
 
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
@@ -113,9 +113,9 @@ class _NodeCheck:
             size += sum(self.check(value) for _, value in node.value)
         elif isinstance(node, yaml.SequenceNode):
             size += sum(self.check(item) for item in node.value)
-        if size > MOST_NODES:
+        if size > MAX_NODES:
             raise UnreadableYamlError(
-                f"{_place(node.start_mark)}: holds more than {MOST_NODES} values once aliases are followed"
+                f"{_place(node.start_mark)}: holds more than {MAX_NODES} values once aliases are followed"
             )
         self._sizes[id(node)] = size
         return size

@@ -18,9 +18,9 @@ from stageline_cli.up.chat_client import answer_prompt
 from stageline_cli.up.display import Display
 from stageline_cli.up.stage_view import (
     StageRow,
-    hopeless_cause,
     is_preparing,
     monitor_lines,
+    permanent_failure,
     ready_lines,
     restart_lines,
     stage_rows,
@@ -175,7 +175,7 @@ class UpRun:
             raise UserError(f"{refusal}; close other programs, lower resources.requests, or use a smaller model")
         if (refusal := unstartable_message(pods)) is not None:
             raise UserError(refusal)
-        hopeless = hopeless_cause(self._session.status)
+        hopeless = permanent_failure(self._session.status)
         if hopeless is not None:
             message, exit_code = hopeless
             raise UserError(

@@ -128,7 +128,7 @@ def restart_lines(status: PipelineModelStatus) -> list[str]:
     ]
 
 
-def hopeless_cause(status: PipelineModelStatus) -> tuple[str, int] | None:
+def permanent_failure(status: PipelineModelStatus) -> tuple[str, int] | None:
     """Sentence and exit status if every group is permanently down; None otherwise."""
     conditions = {condition.type: condition for condition in status.conditions}
     degraded = conditions.get(ConditionType.DEGRADED)

@@ -31,7 +31,7 @@ CONTRACT_PORTS: Final = (
 _FIRST_SUBNET: Final = 64
 _SUBNETS: Final = 128
 _HOSTS: Final = 254
-_MOST_REFUSALS: Final = 64
+_MAX_REFUSALS: Final = 64
 """After so many unleased addresses in a row with the same port in use, the port is in use on all addresses."""
 
 
@@ -79,9 +79,9 @@ class AddressPool:
                 return lease
             lease.release()
             refusals[port] += 1
-            if refusals[port] == _MOST_REFUSALS:
+            if refusals[port] == _MAX_REFUSALS:
                 raise UserError(
-                    f"port {port} is taken on {_MOST_REFUSALS} loopback addresses in a row, the last one {address}: "
+                    f"port {port} is taken on {_MAX_REFUSALS} loopback addresses in a row, the last one {address}: "
                     f"something on this machine listens on *:{port} (`ss -ltnp 'sport = :{port}'` names it), and every "
                     "pod needs that port on an address of its own; end it, or have it listen on one address"
                 )

@@ -12,7 +12,7 @@ from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_local.replaced_file import replace_file
 from stageline_operator.planner.types import GroupPhase
 
-_LEFT_SOON: Final = frozenset({GroupPhase.REPLACING, GroupPhase.DRAINING})
+_DRAINING: Final = frozenset({GroupPhase.REPLACING, GroupPhase.DRAINING})
 """Their pods finish running requests and accept no more."""
 
 
@@ -37,7 +37,7 @@ def group_endpoints(
                 url=f"http://{address}:{ports.ENGINE_HTTP}" if address else "",
                 ready=ready,
                 revision=group.revision,
-                draining=bool(address) and (draining or group.phase in _LEFT_SOON),
+                draining=bool(address) and (draining or group.phase in _DRAINING),
                 adapters=tuple(adapter.name for adapter in model.spec.engine.lora_adapters),
                 message="" if ready else _why_not(group, status, draining),
             )

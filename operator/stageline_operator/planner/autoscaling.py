@@ -106,4 +106,4 @@ def _fewer(
     if now_seconds - since.since_seconds < spec.scale_in_seconds:
         return Scaling(replicas, surplus=since)
     rule = f"at {spec.target_load_percent} % of what they can run (autoscaling.targetLoadPercent)"
-    return Scaling(since.needed, f"so many have been enough for {spec.scale_in_seconds} s, {rule}")
+    return Scaling(since.needed, f"that was enough for {spec.scale_in_seconds} s, {rule}")

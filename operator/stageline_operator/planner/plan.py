@@ -71,7 +71,7 @@ def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: 
 
 def read_pods(observed: Observed, now: datetime) -> tuple[Observed, list[ObservedPod]]:
     """All pods, and the observed state completed by what pods show of their nodes, if nodes can't be read."""
-    observed = observed if observed.sees_nodes else _with_losses_told_by_pods(observed)
+    observed = observed if observed.sees_nodes else _with_losses_from_pods(observed)
     return observed, [_read(pod, observed, now) for pod in observed.pods]
 
 
@@ -84,7 +84,7 @@ def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> Observed
     return replace(seen, lost=lost_at is not None and lost_at <= now)
 
 
-def _with_losses_told_by_pods(observed: Observed) -> Observed:
+def _with_losses_from_pods(observed: Observed) -> Observed:
     """If nodes can't be read: those of the model's own nodes that are silent at once, as pods show it.
 
     A node whose pods the control plane evicts is certainly lost; the others may be silent for another reason.
@@ -94,7 +94,7 @@ def _with_losses_told_by_pods(observed: Observed) -> Observed:
     silent = {name for name, pod in placed if is_silent(pod)} - {name for name, pod in placed if is_given_up(pod)}
     if len(silent) <= FEW_NODES or not is_outage(len(silent), len(nodes)):
         return observed
-    why = f"{len(silent)} of {len(nodes)} nodes can't be reached, so the fault is not theirs"
+    why = f"{len(silent)} of {len(nodes)} nodes can't be reached, which looks like an outage"
     return replace(observed, unheard_nodes=frozenset(silent), unheard_why=why)
 
 

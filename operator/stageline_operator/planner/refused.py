@@ -34,7 +34,7 @@ def plan_refused(
     observed, pods = read_pods(observed, now)
     accepted = _accepted_before(manifest, observed)
     context = None if accepted is None else Context.of(accepted, observed, now, setting)
-    groups = shorten_messages([_as_it_is(context, each, pods, now) for each in observed.status.groups])
+    groups = shorten_messages([_observed_group(context, each, pods, now) for each in observed.status.groups])
     ready = sum(group.phase == GroupPhase.READY for group in groups)
     seen = observed.status.model_copy(update={"groups": groups, "ready_replicas": ready})
     status = refused_status(seen, manifest, problems, now)
@@ -42,7 +42,9 @@ def plan_refused(
     return Plan(status, apply=budget)
 
 
-def _as_it_is(context: Context | None, group: GroupStatus, pods: Sequence[ObservedPod], now: datetime) -> GroupStatus:
+def _observed_group(
+    context: Context | None, group: GroupStatus, pods: Sequence[ObservedPod], now: datetime
+) -> GroupStatus:
     """The group's status from its pods; whether it failed is judged after the spec is corrected."""
     own = [pod for pod in pods if (pod.group, pod.incarnation) == (group.index, group.incarnation)]
     serving = {pod.stage for pod in own if pod.ready and not (pod.deleting or pod.lost or pod.ends)}

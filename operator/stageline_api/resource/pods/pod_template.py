@@ -15,7 +15,7 @@ from stageline_api.resource.pods.scheduling import RESERVED_KEY_RULE, RESERVED_P
 from stageline_api.resource.pods.template import RESERVED_NAME_RULE, RESERVED_VOLUMES, check_mount_path
 from stageline_api.resource.pods.vllm_environment import PATH_VARIABLE
 
-MOST_CHARACTERS: Final = 16_384
+MAX_CHARACTERS: Final = 16_384
 """Limit of the overlay as JSON: it is in the object, in every pod, and in the status of a refused pod."""
 OWN_CONTAINERS: Final = frozenset({"stage", "engine", "prepare", "vllm-files"})
 
@@ -51,8 +51,8 @@ _OWN_CONTAINER_FIELDS: Final = frozenset(
 def overlay_problems(overlay: Mapping[str, Any], path: str) -> list[FieldProblem]:
     """Everything in `overlay` that is not allowed, by `path`."""
     size = len(json.dumps(overlay))
-    if size > MOST_CHARACTERS:
-        rule = f"must have at most {MOST_CHARACTERS} characters as JSON"
+    if size > MAX_CHARACTERS:
+        rule = f"must have at most {MAX_CHARACTERS} characters as JSON"
         return [FieldProblem(path=path, value=f"{size} characters", rule=rule)]
     return list(_problems(overlay, path))
 

@@ -107,7 +107,7 @@ class Autoscaler:
             if error.is_not_found or error.is_conflict or error.status == _TEST_FAILED:
                 return
             now = datetime.now(UTC)
-            if self._refusals.note(key, _SCALE, key.name, error, now).is_told(now):
+            if self._refusals.note(key, _SCALE, key.name, error, now).should_report(now):
                 words = f"replicas stay {replicas}, because the API server rejects {decided.replicas}: {error}"
                 self._events.record(manifest, PlannedEvent("Warning", EventReason.SCALE_REFUSED, words))
         except NotLeadingError:

@@ -76,7 +76,7 @@ class ObjectWriter:
         known_uid, made = self._secrets.get(key, ("", frozenset()))
         return made if known_uid == uid else frozenset()
 
-    def begin_another_life(self, key: ModelKey) -> None:
+    def recreate_secrets(self, key: ModelKey) -> None:
         """Create the Secrets again before the next pods: a user may have deleted them."""
         self._secrets.pop(key, None)
         self.refusals.retry_pods(key, datetime.now(UTC))
@@ -112,11 +112,11 @@ class ObjectWriter:
         """The groups that need an object which could not be written."""
         held: set[int] = set()
         for each in failed:
-            if not self._does_for_now(key, step, each):
+            if not self._is_usable(key, step, each):
                 held |= step.needed_by.get((kind_of(each), each["metadata"]["name"]), groups)
         return held
 
-    def _does_for_now(self, key: ModelKey, step: Plan, manifest: Mapping[str, Any]) -> bool:
+    def _is_usable(self, key: ModelKey, step: Plan, manifest: Mapping[str, Any]) -> bool:
         """Whether the old version of the object exists and is sufficient for pods."""
         if manifest["kind"] == "Secret":  # it can't be read, and existed when a group served
             return any(group.served for group in step.status.groups)
@@ -186,18 +186,18 @@ class ObjectWriter:
             if isinstance(error, ApiError) and error.is_namespace_ending:
                 raise
             name, words = manifest["metadata"]["name"], _gang_words(manifest, error)
-            self._tell(key, model, slot, error, self.refusals.note(key, slot, name, error, datetime.now(UTC), words))
+            self._report(key, model, slot, error, self.refusals.note(key, slot, name, error, datetime.now(UTC), words))
         else:
             self.refusals.made(key, slot)
 
-    def _tell(self, key: ModelKey, model: Model, slot: Slot, error: WriteError, refusal: Refusal) -> None:
+    def _report(self, key: ModelKey, model: Model, slot: Slot, error: WriteError, refusal: Refusal) -> None:
         """Count a failure, and post an Event once it has lasted; the planner reports refused pods."""
         is_taken = isinstance(error, NameTakenError)
         if not is_pod(slot):
             kind = "name_taken" if is_taken else "unavailable" if refusal.is_passing else "refused"
             self._metrics.reconcile_errors.labels(key.namespace, key.name, kind).inc()
         is_remade = refusal.is_unchangeable  # the planner reports it
-        if refusal.is_told(datetime.now(UTC)) and (is_taken or not is_pod(slot)) and not is_remade:
+        if refusal.should_report(datetime.now(UTC)) and (is_taken or not is_pod(slot)) and not is_remade:
             reason = NAME_TAKEN if is_taken else WRITE_REFUSED
             self._events.record(model, PlannedEvent("Warning", reason, refusal.message))
 

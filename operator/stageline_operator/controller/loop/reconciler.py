@@ -42,7 +42,7 @@ from stageline_operator.planner.types import Observed, Plan, PlannedEvent, Setti
 _TOKEN_BYTES: Final = 32
 _ENDING_LOOK_SECONDS: Final = 10.0
 """Requeue interval for the remaining objects of a deleted model."""
-_TELL_AGAIN_SECONDS: Final = 300.0
+_REPORT_INTERVAL_SECONDS: Final = 300.0
 """Interval of the Event that a model belongs to another installation; Events expire within the hour."""
 _FORBIDDEN: Final = 403
 OTHER_OPERATOR: Final = (
@@ -97,18 +97,18 @@ class Reconciler:
         try:
             return await self._pass(key)
         except ApiError as error:
-            await self._tell_failure(key, error)
+            await self._report_failure(key, error)
             raise
 
     async def _pass(self, key: ModelKey) -> float | None:
-        if self._is_anothers(key):
-            return _TELL_AGAIN_SECONDS
+        if self._is_foreign(key):
+            return _REPORT_INTERVAL_SECONDS
         prepared = self._prepare(key)
         self._check_all_is_seen(key, prepared)
         if prepared is not None and needs_fresh_view(prepared.step, prepared.observed.status):
             await self._view.look_at_model(key)
-            if self._is_anothers(key):
-                return _TELL_AGAIN_SECONDS
+            if self._is_foreign(key):
+                return _REPORT_INTERVAL_SECONDS
             prepared = self._prepare(key)
         if prepared is None:
             # Gone or being deleted: the garbage collector deletes owned objects, pods with their grace period.
@@ -116,7 +116,7 @@ class Reconciler:
             return await self._end(key)
         return await self._execute(key, prepared.manifest, prepared.observed, prepared.step)
 
-    def _is_anothers(self, key: ModelKey) -> bool:
+    def _is_foreign(self, key: ModelKey) -> bool:
         """Whether another installation owns this model, which an Event reports now and then: two operators must not
         both act.
         """
@@ -126,8 +126,8 @@ class Reconciler:
             self._refused.pop(key, None)
             return False
         now = asyncio.get_running_loop().time()
-        holder, told_at = self._refused.get(key, ("", now))
-        if holder != status.operator or now - told_at >= _TELL_AGAIN_SECONDS:
+        holder, reported_at = self._refused.get(key, ("", now))
+        if holder != status.operator or now - reported_at >= _REPORT_INTERVAL_SECONDS:
             self._refused[key] = status.operator, now
             words = OTHER_OPERATOR.format(own=self._settings.claim, holder=status.operator, key=key)
             self._events.record(manifest, PlannedEvent("Warning", EventReason.OTHER_OPERATOR, words))
@@ -178,7 +178,7 @@ class Reconciler:
     ) -> float | None:
         """Returns the requeue time: 0 if pods must be created or a failure must be recorded."""
         if begins_another_life(step, observed.status):
-            self._writer.begin_another_life(key)
+            self._writer.recreate_secrets(key)
         await self._write(key, manifest, observed.status, self._claimed(step.status))
         transition = transition_between(observed.status, step.status, observed.pods, datetime.now(UTC))
         self._metrics.count_transition(key.namespace, key.name, transition)
@@ -189,8 +189,8 @@ class Reconciler:
         wanted = {slot_of(each) for each in step.apply} | {slot_of_deletion(each) for each in step.delete}
         refusals.made(key, PASS)
         refusals.keep(key, wanted, {str(group.index) for group in step.status.groups})
-        told = refusals.sentence(key, now), refusals.pods(key, now).keys()
-        if has_more or told != (observed.refusal, observed.refused_pods.keys()):
+        reported = refusals.sentence(key, now), refusals.pods(key, now).keys()
+        if has_more or reported != (observed.refusal, observed.refused_pods.keys()):
             return 0.0
         waits = (step.requeue_after_seconds, refusals.next_look(key, wanted, now))
         return min((each for each in waits if each is not None), default=None)
@@ -206,13 +206,13 @@ class Reconciler:
             if missing:
                 raise ApiError(missing, _FORBIDDEN, "Forbidden")
 
-    async def _tell_failure(self, key: ModelKey, error: ApiError) -> None:
+    async def _report_failure(self, key: ModelKey, error: ApiError) -> None:
         """Report on the model that its passes fail, once that has lasted."""
         manifest, now = self._cache.model(key), datetime.now(UTC)
         if manifest is None or error.is_namespace_ending:
             return
         refusal = self._writer.refusals.note(key, PASS, key.name, error, now)
-        if not refusal.is_told(now):
+        if not refusal.should_report(now):
             return
         self._events.record(manifest, PlannedEvent("Warning", WRITE_REFUSED, refusal.message))
         try:

@@ -48,13 +48,13 @@ class Refusal:
     is_unchangeable: bool = False
     """Whether it is about an existing claim that can't be changed as wanted."""
 
-    def is_told(self, now: datetime) -> bool:
+    def should_report(self, now: datetime) -> bool:
         return not self.is_passing or now - self.since >= timedelta(seconds=PASSING_SECONDS)
 
     def next_look(self, now: datetime) -> float:
         """Seconds until its retry or its report."""
         moments = [self.retry_at]
-        if not self.is_told(now):
+        if not self.should_report(now):
             moments.append(self.since + timedelta(seconds=PASSING_SECONDS))
         return max(0.0, (min(moments) - now).total_seconds())
 
@@ -94,13 +94,15 @@ class Refusals:
 
     def pods(self, key: ModelKey, now: datetime) -> Mapping[str, PodRefusal]:
         """Refusals of pods to report, by name."""
-        told = [each for slot, each in self._of.get(key, {}).items() if is_pod(slot) and each.is_told(now)]
-        return {each.name: PodRefusal(_class_of(each), each.message, each.since, each.retry_at) for each in told}
+        reported = [each for slot, each in self._of.get(key, {}).items() if is_pod(slot) and each.should_report(now)]
+        return {each.name: PodRefusal(_class_of(each), each.message, each.since, each.retry_at) for each in reported}
 
     def sentence(self, key: ModelKey, now: datetime) -> str:
         """The report on all other failures; among several the one that has lasted longest."""
-        told = [each for slot, each in self._of.get(key, {}).items() if not is_pod(slot) and each.is_told(now)]
-        return min(told, key=lambda each: each.since).message if told else ""
+        reported = [
+            each for slot, each in self._of.get(key, {}).items() if not is_pod(slot) and each.should_report(now)
+        ]
+        return min(reported, key=lambda each: each.since).message if reported else ""
 
     def unchangeable(self, key: ModelKey) -> frozenset[tuple[str, str]]:
         """Kind and name of claims that can't be changed as wanted."""

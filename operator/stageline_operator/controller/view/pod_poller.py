@@ -237,9 +237,9 @@ class PodPoller:
 
 def trouble_in(events: Sequence[Mapping[str, Any]]) -> PodTrouble | None:
     """The trouble in the newest of a pod's Events; None if it reports progress."""
-    told = [event for event in events if event.get("reason") in _TROUBLES | _PROGRESS]
+    known = [event for event in events if event.get("reason") in _TROUBLES | _PROGRESS]
     # Kubelets count in whole seconds: of two Events in one second, progress is the later one.
-    newest = max(told, key=lambda event: (_last_seen(event), event["reason"] in _PROGRESS), default=None)
+    newest = max(known, key=lambda event: (_last_seen(event), event["reason"] in _PROGRESS), default=None)
     if newest is None or newest["reason"] in _PROGRESS:
         return None
     since = moment(newest.get("deprecatedFirstTimestamp")) or moment(newest.get("eventTime"))

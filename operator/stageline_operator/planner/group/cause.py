@@ -32,7 +32,7 @@ _CLASS_OF_POD_REASON: Final = {
     "NodeLost": FailureClass.NODE_LOST,
 }
 """Reasons for which a running pod was ended as a whole."""
-_MEETING: Final = frozenset({"", "connect", "handshake", "rendezvous"})
+_RENDEZVOUS_OPERATIONS: Final = frozenset({"", "connect", "handshake", "rendezvous"})
 """Operations in which a container waits for other pods. An end that names no operation may be one of them."""
 
 
@@ -58,7 +58,7 @@ class Failure:
     @property
     def is_waiting_in_vain(self) -> bool:
         """Whether it only reports that its peers did not arrive. A peer that failed or has not begun explains it."""
-        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT and self.operation in _MEETING
+        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT and self.operation in _RENDEZVOUS_OPERATIONS
 
     @property
     def is_explained_by_others(self) -> bool:
@@ -98,10 +98,10 @@ def _follow(failures: Sequence[Failure]) -> Failure:
     seen: list[Failure] = []
     while current.is_consequence and current not in seen:
         seen.append(current)
-        blamed = _blamed(current, failures)
-        if blamed is None:
+        pointed_to = _pointed_at(current, failures)
+        if pointed_to is None:
             break
-        current = blamed
+        current = pointed_to
     if not current.is_consequence:
         return current
     return next((failure for failure in failures if not failure.is_consequence), current)
@@ -144,11 +144,11 @@ def _silent(witness: Failure) -> Failure:
     assert witness.peer is not None, witness
     end = replace(witness.end, stage=witness.peer, exit_code=None, reason=str(FailureClass.STEP_TIMEOUT))
     waited = place_of(witness.end.stage, witness.rank)
-    detail = f"it hangs: {waited} waited for it in vain: {witness.detail}"
+    detail = f"it hangs: {waited} timed out waiting for it: {witness.detail}"
     return Failure(end, FailureClass.STEP_TIMEOUT, None, detail, is_silent=True)
 
 
-def _blamed(failure: Failure, failures: Sequence[Failure]) -> Failure | None:
+def _pointed_at(failure: Failure, failures: Sequence[Failure]) -> Failure | None:
     """The failure that a consequence points at; among several, prefer one that is no consequence."""
     if failure.failure_class is FailureClass.ENGINE_LOST:
         pointed_at = [each for each in failures if each.end.container == _ENGINE]
@@ -169,7 +169,7 @@ def classify(end: ContainerEnd) -> Failure:
     failure_class, detail = _seen_from_outside(end)
     last_line = _last_line(end.message)
     if failure_class is FailureClass.KILLED and last_line:
-        return Failure(end, failure_class, None, f"{detail}; last words: {last_line}")
+        return Failure(end, failure_class, None, f"{detail}; last output: {last_line}")
     return Failure(end, failure_class, None, last_line or detail)
 
 

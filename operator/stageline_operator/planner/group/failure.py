@@ -49,7 +49,7 @@ class RestartDecision:
     at: datetime | None
 
 
-def ends_without_words(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
+def unreported_ends(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
     """An end for each stage that no container reports: its node is lost, or its pod is gone or being deleted."""
     ends = [_end(context, pod.stage, FailureClass.NODE_LOST, f"node {pod.node} is lost") for pod in pods if pod.lost]
     for pod in pods:

@@ -28,12 +28,12 @@ from stageline_operator.planner.group.failure import (
     cause_record,
     decide_after_eviction,
     decide_restart,
-    ends_without_words,
     failure_sentence,
     first_blocked_record,
     is_eviction,
     name_lost_node,
     spent_sentence,
+    unreported_ends,
 )
 from stageline_operator.planner.group.gang import held_until, keeps_its_place, next_try
 from stageline_operator.planner.group.obstacle import Obstacle, find_obstacle, find_refusal, missing_stages
@@ -107,7 +107,7 @@ def _next_step(
         case GroupPhase.FAILED:
             return _stay_failed(context, status, pods)
         case GroupPhase.REPLACING:
-            return _make_anew(context, status, pods)
+            return _finish_replacing(context, status, pods)
 
 
 def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
@@ -120,12 +120,12 @@ def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[Obser
 
 def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
     counted = [pod for pod in pods if not is_made_again(status, pod)]
-    ends = [end for pod in counted for end in pod.ends] + ends_without_words(context, status, counted)
+    ends = [end for pod in counted for end in pod.ends] + unreported_ends(context, status, counted)
     cause = find_cause(ends, context.now)
     obstacle = find_obstacle(context, status, pods)
     is_explained = not isinstance(cause, Failure) or cause.is_explained_by_others
     if obstacle is not None and obstacle.is_final and is_explained:
-        return _give_back(context, status, pods, obstacle)
+        return _release_nodes(context, status, pods, obstacle)
     if isinstance(cause, Settling):
         return GroupStep(status, requeue_after_seconds=cause.seconds)
     if cause is not None:
@@ -142,7 +142,7 @@ def _end(
     """A container ended: the group fails, unless it was never ready and another stage's wait explains the end."""
     if status.phase != GroupPhase.READY and cause.is_explained_by_others:
         if obstacle is not None and obstacle.blocked is not None:
-            return _give_back(context, status, pods, obstacle)
+            return _release_nodes(context, status, pods, obstacle)
         slow = slow_stages(pods)
         if slow and cause.failure_class is not FailureClass.EVICTED:
             return _wait_for_slow(context, status, pods, slow, cause)
@@ -165,7 +165,7 @@ def _stand_by(
     """Nothing has failed and no pod can be created now: wait for nodes, quota and containers, for a limited time."""
     limit = held_until(context, status, pods, is_first)
     if limit is not None and context.now >= limit and obstacle is not None:
-        return _give_back(context, status, pods, obstacle)
+        return _release_nodes(context, status, pods, obstacle)
     missing = missing_stages(context, status, pods)
     refused = find_refusal(context, status, missing)
     if refused is not None and refused[1].retry_at <= context.now:
@@ -232,7 +232,7 @@ def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], ca
     return GroupStep(failed, failure=record, delete=delete_pods(pods, grace_seconds), events=tuple(events))
 
 
-def _give_back(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], obstacle: Obstacle) -> GroupStep:
+def _release_nodes(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], obstacle: Obstacle) -> GroupStep:
     """Delete all pods because a stage can't start, and try again later.
 
     It costs no restart: no stage of the group failed. Other groups can use the nodes and the quota that it held.
@@ -275,7 +275,7 @@ def _stay_failed(context: Context, status: GroupStatus, pods: Sequence[ObservedP
     return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
 
 
-def _make_anew(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+def _finish_replacing(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
     if holding := _holding(pods):
         return GroupStep(status, delete=delete_pods(holding, grace_seconds=None))
     return begin(context, status, context.revision)

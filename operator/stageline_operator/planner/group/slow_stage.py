@@ -56,7 +56,7 @@ def slow_record(context: Context, status: GroupStatus, slow: Sequence[ObservedPo
     if len(slow) > _NAMED:
         waits.append(f"{len(slow) - _NAMED} more stages have not begun")
     who = "the engine" if cause.end.container == ENGINE_CONTAINER else place_of(cause.end.stage, cause.rank)
-    message = "; ".join([slow[0].before_start, *waits, f"{who} waited in vain: {cause.detail}"])
+    message = "; ".join([slow[0].before_start, *waits, f"{who} timed out: {cause.detail}"])
     return FailureRecord(
         time=context.now,
         group=status.index,
@@ -70,5 +70,5 @@ def slow_record(context: Context, status: GroupStatus, slow: Sequence[ObservedPo
 
 def slow_event(record: FailureRecord) -> PlannedEvent:
     message = f"stage {record.stage} of group {record.group} has not begun: {record.message}"
-    consequence = "its pod is kept, those that waited are made again, and no restart is used up"
+    consequence = "its pod is kept, the pods that timed out are recreated, and no restart is used"
     return PlannedEvent("Warning", EventReason.NOT_STARTED, f"{message}; {consequence}")

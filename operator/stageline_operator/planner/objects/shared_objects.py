@@ -115,7 +115,7 @@ def _claim_names(context: Context, group: GroupStatus) -> list[str]:
 
 def _remade(claim: str) -> PlannedEvent:
     message = (
-        f"{CLAIM} {claim} can't become what the template asks for, and is made again; its weights are prepared again"
+        f"{CLAIM} {claim} can't become what the template asks for, and is recreated; its weights are prepared again"
     )
     return PlannedEvent("Normal", EventReason.CLAIM_REPLACED, message)
 

@@ -51,7 +51,7 @@ def judge_nodes(
     lost = {name for name in asked if name not in taints_of or _has(taints_of[name], OUT_OF_SERVICE)}
     unreachable = {name for name in asked if name not in lost and _has(taints_of[name], UNREACHABLE)}
     if is_outage(silent, total):
-        why = f"{silent} of {total} nodes can't be reached, so the fault is not theirs: no group is replaced for it"
+        why = f"{silent} of {total} nodes can't be reached, which looks like an outage: no group is replaced"
         return NodeLosses(frozenset(lost), frozenset(unreachable), why)
     given_up = {name for name in unreachable if _is_given_up(taints_of[name], now)}
     why = "its node can't be reached; it is replaced once the control plane has given the node up for a while"

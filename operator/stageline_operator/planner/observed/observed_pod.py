@@ -265,8 +265,8 @@ def is_silent(pod: Mapping[str, Any]) -> bool:
 
 def is_given_up(pod: Mapping[str, Any]) -> bool:
     """Whether the control plane evicted the pod because its node is lost; it does not evict in an outage."""
-    told = _condition(pod, "DisruptionTarget")
-    return told.get("status") == "True" and told.get("reason") == _TAINT_MANAGER
+    condition = _condition(pod, "DisruptionTarget")
+    return condition.get("status") == "True" and condition.get("reason") == _TAINT_MANAGER
 
 
 def _condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

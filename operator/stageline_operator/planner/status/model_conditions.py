@@ -155,7 +155,7 @@ def _progressing(judged: Judged) -> _Verdict:
 def _under_way(judged: Judged) -> _Verdict | None:
     """The worst change in progress; None if there is none."""
     if judged.refusal and not judged.is_complete:
-        return _Verdict(True, Reason.WRITE_REFUSED, f"the API server refuses what is needed: {judged.refusal}")
+        return _Verdict(True, Reason.WRITE_REFUSED, f"the API server refuses an object: {judged.refusal}")
     restarting = [group for group in judged.groups if group.phase in _RESTARTING]
     if restarting:
         failure = judged.last_failure(restarting[0])
@@ -198,7 +198,7 @@ def _degraded(judged: Judged) -> _Verdict:
     if failure is None:
         return _Verdict(True, Reason.GROUP_FAILED, f"group {down[0].index} is down and its failure is not on record")
     if failure.failure_class is FailureClass.BAD_CONFIG:
-        sentence = f"{failure_sentence(failure)}; correct the spec, it is not tried again as it is"
+        sentence = f"{failure_sentence(failure)}; correct the spec; it is not retried unchanged"
         return _Verdict(True, Reason.BAD_CONFIGURATION, sentence)
     sentence = f"{failure_sentence(failure)}; {spent_sentence(len(down[0].restarts))}"
     return _Verdict(True, Reason.RESTART_BUDGET_SPENT, sentence)

@@ -63,7 +63,7 @@ def model_events(context: Context, status: PipelineModelStatus) -> tuple[Planned
     """Events about the model that become true in this pass."""
     before, events = context.observed.status, []
     if context.restart_requested:
-        message = f"annotation {labels.RESTART} is {context.restart_request!r}: failed groups are tried again"
+        message = f"annotation {labels.RESTART} is {context.restart_request!r}: failed groups are retried"
         events.append(PlannedEvent("Normal", EventReason.RESTART_REQUESTED, message))
     now, then = _reason(status, ConditionType.PROGRESSING), _reason(before, ConditionType.PROGRESSING)
     if now == Reason.PROGRESS_DEADLINE_EXCEEDED != then:
@@ -75,7 +75,7 @@ def model_events(context: Context, status: PipelineModelStatus) -> tuple[Planned
     if now == Reason.SUSPENDED != then:
         events.append(PlannedEvent("Normal", EventReason.SUSPENDED, "spec.suspend is true: all groups are removed"))
     if then == Reason.SUSPENDED != now:
-        events.append(PlannedEvent("Normal", EventReason.RESUMED, "spec.suspend is false: groups are made again"))
+        events.append(PlannedEvent("Normal", EventReason.RESUMED, "spec.suspend is false: groups are created again"))
     return tuple(events)
 
 
