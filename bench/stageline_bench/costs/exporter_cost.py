@@ -133,12 +133,12 @@ def main() -> int:
         for name, (step, render) in parts.items():
             costs[name].append(cpu_nanoseconds(partial(run, step, batch)) / STEPS)
             scrapes[name].append(cpu_nanoseconds(render))
-    dear = []
+    expensive = []
     for name in parts:
         each, scrape = median(costs[name]), median(scrapes[name])
         share = each / 1e9 / STEP_SECONDS + scrape / 1e9 / SCRAPE_INTERVAL_SECONDS
         if share >= ALLOWED_SHARE:
-            dear.append(name)
+            expensive.append(name)
         print(  # noqa: T201
             f"{name:9} {each:8.0f} ns a plan of {ROWS} rows, {scrape / 1e6:6.2f} ms a scrape: "
             f"{share:.3%} of steps of {STEP_SECONDS * 1e3:g} ms"
@@ -146,9 +146,9 @@ def main() -> int:
     render = operator()
     whole = median(cpu_nanoseconds(render) for _ in range(5))
     print(f"operator  {whole / 1e6:.0f} ms a scrape of {MODELS} models")  # noqa: T201
-    if dear:
-        print(f"{ALLOWED_SHARE:.0%} of a step or more: {', '.join(dear)}")  # noqa: T201
-    return 1 if dear else 0
+    if expensive:
+        print(f"{ALLOWED_SHARE:.0%} of a step or more: {', '.join(expensive)}")  # noqa: T201
+    return 1 if expensive else 0
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, 
 SIZES = WireSizes(hidden_size=2048, dtype=torch.bfloat16, max_step_tokens=512, max_rows=64)
 JOIN_SECONDS = 8.0
 """Links fail after twice this time, if a peer is stopped."""
-MOST_LAG = 4
+MAX_LAG = 4
 """Maximum number of plans between a plan and the earlier one that provides its feedback."""
-MOST_AHEAD = 3
+MAX_AHEAD = 3
 """Maximum number of plans known before they run."""
 MOST_SLEEP_CYCLES = 100_000
 WAIT_SECONDS = 40.0
@@ -101,7 +101,7 @@ def _run_first(transport: NcclTransport, course: Course, draw: random.Random, wr
     for seq in range(plans):
         transport.post_feedback(seq, course.sizes(seq)[1])
         waiting.append(seq)
-        lag = draw.randint(1, MOST_LAG)
+        lag = draw.randint(1, MAX_LAG)
         _compute(draw)
         transport.send_hidden(seq, course.hidden(seq))
         while len(waiting) > lag:
@@ -117,7 +117,7 @@ def _take_feedback(transport: NcclTransport, course: Course, seq: int, wrong: Te
 def _run_last(transport: NcclTransport, course: Course, draw: random.Random, wrong: Tensor, plans: int) -> None:
     posted = 0
     for seq in range(plans):
-        while posted < min(plans, seq + draw.randint(1, MOST_AHEAD)):
+        while posted < min(plans, seq + draw.randint(1, MAX_AHEAD)):
             transport.post_hidden(posted, course.sizes(posted)[0])
             posted += 1
         wrong.add_((transport.wait_hidden(seq) != course.hidden(seq)).any())

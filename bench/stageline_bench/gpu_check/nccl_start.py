@@ -19,10 +19,10 @@ from stageline_runtime.accelerator.cuda import CudaAccelerator
 from stageline_runtime.accelerator.nccl import group_error, new_group
 from stageline_runtime.accelerator.protocol import Accelerator
 
-MOST_OPERATION_SECONDS = 2.0
+MAX_OPERATION_SECONDS = 2.0
 """Time after which an operation is overdue."""
 LATE_SECONDS = 4.0
-MOST_OVERDUE_SECONDS = 30.0
+MAX_OVERDUE_SECONDS = 30.0
 CYCLES_PER_SECOND = 3e9
 """About the fastest clock of a card. Slower ones sleep longer; below twice this clock the sleep exceeds the limit."""
 
@@ -46,16 +46,16 @@ def _overdue(group: Any, tensor: torch.Tensor, accelerator: Accelerator) -> str:
     group.allreduce([tensor]).wait()
     done = accelerator.main.record()
     while (error := group_error(group)) is None:
-        if time.monotonic() - began > MOST_OVERDUE_SECONDS:
+        if time.monotonic() - began > MAX_OVERDUE_SECONDS:
             past = "has" if done.is_done() else "has not"
             raise CheckFailedError(
-                f"a sum that may take {MOST_OPERATION_SECONDS:g} s is not told as overdue after "
-                f"{MOST_OVERDUE_SECONDS:g} s; the device {past} come past it"
+                f"a sum that may take {MAX_OPERATION_SECONDS:g} s is not told as overdue after "
+                f"{MAX_OVERDUE_SECONDS:g} s; the device {past} come past it"
             )
         time.sleep(0.01)
     told_seconds = time.monotonic() - began
     done.wait()
-    return f"{error.partition(';')[0]} after {told_seconds:.1f} s of {MOST_OPERATION_SECONDS:g}"
+    return f"{error.partition(';')[0]} after {told_seconds:.1f} s of {MAX_OPERATION_SECONDS:g}"
 
 
 def main() -> NoReturn:
@@ -63,7 +63,7 @@ def main() -> NoReturn:
     status = 0
     try:
         accelerator = CudaAccelerator()
-        group = new_group(HashStore(), 0, 1, MOST_OPERATION_SECONDS)
+        group = new_group(HashStore(), 0, 1, MAX_OPERATION_SECONDS)
         sys.stdout.write(json.dumps(report(group, accelerator)))
     except CheckFailedError as error:
         sys.stderr.write(f"{error}\n")

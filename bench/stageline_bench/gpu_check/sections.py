@@ -1,7 +1,7 @@
 """Runs the parts of the check one after another and renders the table of docs/dev/gpu-check.md.
 
 Each part ends passed, failed or skipped with a reason, and none stops the rest: a hanging part is abandoned. Only a
-library call that never returns to Python ends the whole check (`_given_up_after`).
+library call that never returns to Python ends the whole check (`_time_limit`).
 """
 
 import faulthandler
@@ -115,7 +115,7 @@ def _cell(text: str) -> str:
 
 
 @contextmanager
-def _given_up_after(seconds: float) -> Iterator[None]:
+def _time_limit(seconds: float) -> Iterator[None]:
     """Raise CheckFailedError in code that runs longer, as soon as it is in Python.
 
     A library that never returns there ends the process `RETURN_SECONDS` later: the threads' stacks go to standard
@@ -143,7 +143,7 @@ def _given_up_after(seconds: float) -> Iterator[None]:
 
 def _run(section: Section, most_seconds: float) -> tuple[Status, str]:
     try:
-        with _given_up_after(most_seconds):
+        with _time_limit(most_seconds):
             figures = section.run()
     except SkipSectionError as reason:
         return Status.SKIPPED, str(reason)
