@@ -1,1 +1,1 @@
-"""Every benchmark, and the checks that only a GPU can make: never part of a test, loaded only when asked for."""
+"""Benchmarks, and checks that need a GPU: never part of a test, imported only on demand."""

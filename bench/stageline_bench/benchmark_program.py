@@ -1,4 +1,4 @@
-"""How a benchmark that runs as `python -m …` ends: with one line for what a person can mend, never with a traceback."""
+"""Runs a benchmark's command line: an expected failure ends with one line, never with a traceback."""
 
 import sys
 from typing import Final
@@ -11,7 +11,7 @@ INTERRUPTED: Final = 130
 
 
 def run_benchmark(command: click.Command) -> None:
-    """Run the command of the process's arguments; end the process with its status when it fails or is interrupted."""
+    """Run the command with the process's arguments; exit with its status if it fails or is interrupted."""
     try:
         command.main(prog_name="bench", standalone_mode=False)
     except UserError as error:

@@ -1,6 +1,7 @@
-"""Writes a program's tables into a Markdown page, in place, between its markers; the prose around stays a person's.
+"""Writes a program's tables into a Markdown page between its markers; the text around them stays.
 
-The page is optional everywhere: an installed package has no docs, so no page is a default and a missing one is named.
+The page is always optional: an installed package has no docs, so there is no default page, and a missing one is
+reported.
 """
 
 import platform
@@ -12,16 +13,16 @@ import click
 from stageline_api.errors import UserError
 
 EXISTING_PAGE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
-"""Type of an option `--page`: a missing page is refused before anything is measured."""
+"""Type of an option `--page`: a missing page is refused before the measurement."""
 
 
 def markers(program: str) -> tuple[str, str]:
-    """The lines that a page holds around the section of `program`."""
+    """The lines that enclose the section of `program` in a page."""
     return f"<!-- begin {program} -->\n", f"<!-- end {program} -->"
 
 
 def replace_section(page: Path, program: str, content: str) -> None:
-    """Put `content`, which ends its last line, between the markers of `program`.
+    """Put `content`, which ends with a newline, between the markers of `program`.
 
     Raises:
         UserError: the page can't be read or written, or has no such section.
@@ -38,7 +39,7 @@ def replace_section(page: Path, program: str, content: str) -> None:
 
 
 def cpu_name() -> str:
-    """The CPU's model as Linux names it: figures are worth nothing without it."""
+    """The CPU's model as Linux names it, without which figures mean nothing."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return " ".join(line.partition(":")[2].split())

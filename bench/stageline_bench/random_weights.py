@@ -1,6 +1,6 @@
-"""Models of random weights, written where they are measured: nothing has to be downloaded, and no size has to exist.
+"""Models with random weights, written on the machine that measures: no download, and any size is possible.
 
-What such a model says means nothing; how long it takes doesn't depend on that.
+Their output is meaningless, but their speed does not depend on that.
 """
 
 import json
@@ -18,8 +18,8 @@ WEIGHTS: Final = "model.safetensors"
 
 
 def write_random_weights(directory: Path, fields: Mapping[str, Any], device: "torch.device") -> Path:
-    """`config.json` of these fields and `model.safetensors` of their `dtype`, drawn from a fixed seed on `device`."""
-    # torch takes seconds to import; a benchmark that is asked what it can do has no use for it.
+    """`config.json` with these fields and `model.safetensors` in their `dtype`, drawn from a fixed seed on `device`."""
+    # torch takes seconds to import; `--help` does not need it.
     import torch
     from safetensors.torch import save_file
 
@@ -33,7 +33,7 @@ def write_random_weights(directory: Path, fields: Mapping[str, Any], device: "to
     dtype: torch.dtype = getattr(torch, config.dtype)
     tensors = {}
     for name, shape in stage_tensor_shapes(config, layers, has_embedding=True, has_head=True).items():
-        # Weights of matrices keep their inputs' size; weights of norms are around 1.
+        # Matrix weights keep the size of their inputs; weights of norms are around 1.
         drawn = torch.randn(shape, generator=generator, device=device)
         drawn = drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + drawn / 10
         tensors[name] = drawn.to(dtype).cpu().contiguous()

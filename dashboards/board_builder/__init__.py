@@ -1,7 +1,7 @@
-"""Makes the boards of `stageline_dashboards` with grafana-foundation-sdk, from the names that exporters register.
+"""Builds the boards of `stageline_dashboards` with grafana-foundation-sdk, from the names that exporters register.
 
-They are of Grafana's classic kind, which every Grafana from 10 to 13 and its sidecar for ConfigMaps understand. The SDK
-would rather have everybody make its newest kind, and says so when its modules of the others are first imported: here.
+They use Grafana's classic format, which Grafana 10 to 13 and its ConfigMap sidecar support. The SDK warns about modules
+of older formats when they are first imported, which happens here.
 """
 
 import warnings

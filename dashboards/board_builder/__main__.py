@@ -1,4 +1,4 @@
-"""`python -m board_builder` writes the boards; with `--check` it compares them and writes nothing."""
+"""`python -m board_builder` writes the boards; `--check` only compares them."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -29,14 +29,14 @@ def made_boards() -> dict[str, str]:
 
 
 def stale_files(folder: Path = FOLDER) -> list[str]:
-    """Boards that aren't what the sources make, and files that nothing makes."""
+    """Boards that differ from the sources, and files without a source."""
     made = made_boards()
     there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.json")}
     return sorted(name for name in made | there if made.get(name) != there.get(name))
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 1 when `--check` finds a board out of date."""
+    """Exit status: 1 if `--check` finds an outdated board."""
     if arguments == ["--check"]:
         stale = stale_files()
         if stale:

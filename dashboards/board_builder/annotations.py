@@ -1,4 +1,4 @@
-"""Marks on the time axis: what changed when something else did."""
+"""Annotations on the time axis: changes that may explain others."""
 
 from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
 
@@ -10,19 +10,19 @@ from stageline_operator.controller.telemetry import metric_names as operator
 from stageline_runtime import metric_names as runtime
 
 FIRING = selected("ALERTS", 'alertname=~"Stageline.*"', 'alertstate="firing"', CLUSTER)
-"""Stageline's alerts that fire: a series that Prometheus itself makes."""
+"""Stageline's firing alerts: a series that Prometheus itself records."""
 
 
 def mark(name: str, color: str, expr: str, title: str, text: str) -> AnnotationQuery:
-    """A mark while `expr` has a sample; `title` and `text` may hold its labels."""
+    """An annotation while `expr` has a sample; `title` and `text` may contain its labels."""
     annotation = AnnotationQuery().name(name).datasource(DATASOURCE).enable(True).hide(False).icon_color(color)
     return annotation.expr(expr).title_format(title).text_format(text).step("30s").use_value_for_time(False)
 
 
 def reformed_groups(*matchers: str) -> AnnotationQuery:
-    """A failed group is back under its next incarnation; how far back its last one may lie is an hour.
+    """A failed group is back at its next incarnation; its previous one ended at most an hour ago.
 
-    Its pods are new ones, so no single series changes, and there is none at all while the group is down.
+    Its pods are new ones, so no single series changes, and there is none while the group is down.
     """
     incarnation = runtime.STAGE_INCARNATION.name
     before = f"max_over_time({selected(incarnation, *matchers)}[1h] offset {WINDOW})"
@@ -31,7 +31,7 @@ def reformed_groups(*matchers: str) -> AnnotationQuery:
 
 
 def rollouts(*matchers: str) -> AnnotationQuery:
-    """Groups of a model are being replaced by ones of another revision."""
+    """Groups of a model are being replaced by groups of another revision."""
     expr = current(("cluster", "namespace", "model"), operator.GROUPS.name, 'phase="Replacing"', *matchers) + " > 0"
     return mark("Rollouts", "blue", expr, "Rollout", "{{namespace}}/{{model}}")
 

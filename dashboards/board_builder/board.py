@@ -1,4 +1,4 @@
-"""What all boards have in common, and their JSON: the same bytes from the same sources."""
+"""Properties that all boards share, and their JSON: the same bytes from the same sources."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""*Fleet*: are users well, whose aren't, and which stage is it? The board that an alert's reader opens first."""
+"""*Fleet*: do users get good service, which model is affected, and which stage is the cause? The first board after an
+alert.
+"""
 
 from typing import Final
 
@@ -24,7 +26,7 @@ from stageline_operator.controller.telemetry import metric_names as operator
 NAMESPACE: Final = 'cluster=~"$cluster",namespace=~"$namespace"'
 MODEL: Final = (NAMESPACE, 'model_name=~"$model_name"')
 PIPELINE_MODEL: Final = (NAMESPACE, 'model=~"$pipeline_model"')
-"""The same models as the operator knows them."""
+"""The same models by the operator's labels."""
 PER_MODEL: Final = ("cluster", "namespace", "model_name")
 READY: Final = {"Ready=True": "green", "Ready=False": "red", "Ready=Unknown": "orange"}
 ALERT: Final = (
@@ -37,7 +39,7 @@ ALERT: Final = (
     ("namespace", "Namespace"),
     ("cluster", "Cluster"),
 )
-"""What alerts fire for, and how boards call it: what tells alerts apart first, since the rest may not fit beside it."""
+"""Labels of alerts and their column titles. The most specific label is first, because the rest may not fit."""
 
 
 def fleet_board() -> Dashboard:
@@ -46,7 +48,7 @@ def fleet_board() -> Dashboard:
     return board(
         links.FLEET,
         "Fleet",
-        "Are users well, whose aren't, and which stage is it? All models of all namespaces.",
+        "Do users get good service, which models don't, and which stage is the cause? All models of all namespaces.",
         (
             datasource(),
             cluster_choice(groups),
@@ -64,7 +66,7 @@ def _is_it_bad() -> Section:
         "Overview",
         line(3, *_load()),
         line(3, *_waits(), *_room()),
-        # One below the other: beside each other their last columns are cut on a small window.
+        # One below the other: side by side their last columns are cut off in a small window.
         line(5, _models()),
         line(4, _alerts()),
     )
@@ -73,8 +75,7 @@ def _is_it_bad() -> Section:
 def _alerts() -> AnyPanel:
     text = Text(
         "Firing alerts",
-        "Each with what it fired for; its name leads to its runbook, docs/runbooks. Empty is good, if the rules are "
-        "loaded.",
+        "Each with its labels; its name links to its runbook, docs/runbooks. Empty is good, if the rules are loaded.",
         "none",
     )
     runbook = links.to_runbook("Alert")
@@ -85,7 +86,7 @@ def _alerts() -> AnyPanel:
 def _load() -> tuple[AnyPanel, ...]:
     burn = Text(
         "Highest burn rate",
-        "The error budget that is spent fastest, of all models and objectives, over an hour. At 1 it lasts as long as "
+        "The highest burn rate of all models' error budgets, over an hour. At 1 a budget lasts as long as "
         "planned; at 14.4 an alert pages.",
         "none",
     )
@@ -141,7 +142,7 @@ def _models() -> AnyPanel:
     return rows(
         Text(
             "Models",
-            "Who is affected: one row per name that clients ask for, most errors first. Empty cells: no requests.",
+            "One row per model name that clients send, most errors first. Empty cells: no requests.",
             "none",
         ),
         (Key("namespace", "Namespace"), Key("model_name", "Model", gateway, "Open the gateway's board for it")),
@@ -159,7 +160,7 @@ def _models() -> AnyPanel:
 
 
 def _wanted() -> str:
-    """Groups that specs ask for, by the name that clients know the models by."""
+    """Groups that specs want, by the model name that clients use."""
     info = current(("cluster", "namespace", "model", "model_name"), operator.MODEL_INFO.name, *MODEL)
     wanted = current(("cluster", "namespace", "model"), operator.MODEL_DESIRED_REPLICAS.name, *PIPELINE_MODEL)
     return sum_by(PER_MODEL, f"{info} * on (cluster, namespace, model) group_left () {wanted}")
@@ -234,7 +235,7 @@ def _by_state() -> Line:
     ready = Text(
         "Models by readiness", "PipelineModels of all namespaces by the status of their Ready condition.", COUNT
     )
-    phases = Text("Groups by phase", "Where the groups are in their lives.", COUNT)
+    phases = Text("Groups by phase", "Groups by phase.", COUNT)
     failures = Text("Group failures", "By model and class of the cause, in the window.", COUNT)
     by_class = ("cluster", "namespace", "model", "failure_class")
     failed = events(by_class, operator.GROUP_FAILURES_TOTAL.name, *PIPELINE_MODEL)

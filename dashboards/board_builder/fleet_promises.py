@@ -1,4 +1,4 @@
-"""Panels of *Fleet* about latency, and about how fast the error budgets of the objectives are spent."""
+"""Panels of *Fleet*: latency, and the burn rates of the objectives' error budgets."""
 
 from board_builder.latencies import heat, quantile_lines
 from board_builder.layout import Section, line, section

@@ -1,4 +1,4 @@
-"""Panels of *Fleet* about getting ready: how long it takes, cold and warm, in which phase, and again after what."""
+"""Panels of *Fleet*: time to ready, cold and warm, by phase, and recovery time by cause."""
 
 from board_builder.layout import Section, line, section
 from board_builder.panels import AnyPanel, Series, Text, lines
@@ -9,7 +9,9 @@ from stageline_runtime import metric_names as names
 
 
 def starts(of_model: tuple[str, ...]) -> Section:
-    """Of all models, since the operator doesn't count these by model; the stages' own account is of those selected."""
+    """For all models, because the operator has no model label on these; the stages' own times are of the selected
+    models.
+    """
     panels = _whole(), _phases(), _of_stages(of_model), _recovery()
     return section("Startup and recovery", line(8, *panels), collapsed=True)
 

@@ -1,4 +1,4 @@
-"""*Gateway*: what clients get, and which part of it fails: engines, limits, or the gateway itself."""
+"""*Gateway*: service for clients, and the source of failures: engines, limits, or the gateway itself."""
 
 from typing import Final
 
@@ -22,7 +22,7 @@ MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model_name=~"$mo
 PER_MODEL: Final = ("cluster", "namespace", "model_name")
 STALE: Final = {"endpoints": names.ENDPOINTS_STALE, "keys": names.KEYS_STALE, "certificate": names.TLS_STALE}
 LEFT: Final = Limits(7 * 86400, 86400, low_is_bad=True)
-"""A week, from which on an alert is a warning, and a day, from which on it is critical."""
+"""An alert is a warning from a week on, and critical from a day on."""
 
 
 def gateway_board() -> Dashboard:
@@ -31,7 +31,7 @@ def gateway_board() -> Dashboard:
     return board(
         links.GATEWAY,
         "Gateway",
-        "What clients get: requests, errors, latency, limits; and what engines do to it.",
+        "Service for clients: requests, errors, latency, limits; and failures of engines.",
         (
             datasource(),
             cluster_choice(groups),
@@ -46,7 +46,7 @@ def gateway_board() -> Dashboard:
 def _is_it_bad() -> Section:
     codes = Text(
         "Request rate by status",
-        "Answers per second by status. 499: the client left first. 429: a limit of its key. 503: no room or no group. "
+        "Answers per second by status. 499: the client left. 429: a limit of its key. 503: no capacity or no group. "
         "502: an engine failed and no other could take over.",
         "reqps",
     )
@@ -66,8 +66,7 @@ def _health() -> tuple[AnyPanel, ...]:
     in_flight = Text("Requests in flight", "Requests being answered right now.", COUNT)
     stale = Text(
         "Stale configuration",
-        "Endpoints, API keys or certificate that a gateway can't reload; it goes on with the last good version. 0 is "
-        "right.",
+        "Endpoints, API keys or certificate that a gateway can't reload; it uses the last good version. 0 is right.",
         COUNT,
     )
     old = " + ".join(current((), each.name, MODEL[0]) for each in STALE.values())
@@ -128,7 +127,7 @@ def _groups() -> Line:
 def _losses() -> Line:
     resumes = Text(
         "Resumed requests",
-        "Answers that another group, or the same one once it is back, was asked to go on with, by outcome. Clients "
+        "Answers that another group, or the same one after its restart, was asked to resume, by outcome. Clients "
         "don't notice resumed and moved; expired, refused and exhausted reach them as errors.",
         COUNT,
     )
@@ -248,7 +247,7 @@ def _freshness() -> Line:
         "gateway routes by an outdated list.",
         "s",
     )
-    expiry = Text("Certificate expiry", "Until the certificate in force expires. No data: no TLS here.", "s")
+    expiry = Text("Certificate expiry", "Until the current certificate expires. No data: no TLS here.", "s")
     return line(
         8,
         lines(age, Series(current((), names.DISCOVERY_AGE.name, MODEL[0]), "oldest"), limits=Limits(200, 300)),

@@ -1,4 +1,4 @@
-"""Groups by phase, in the same colors on every board: green serves, blue is on its way, red needs somebody."""
+"""Groups by phase, in the same colors on every board: green serves, blue is in progress, red needs action."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""A duration as on-call people read it: its usual quantiles with the mean, and beside them where the samples lie."""
+"""A duration for on-call engineers: quantiles and mean, and beside them a heatmap of the samples."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from stageline_gateway.telemetry import metric_names as gateway
 
 LEVELS: Final = (0.5, 0.9, 0.95, 0.99)
 TRACED: Final = (gateway.TIME_TO_FIRST_TOKEN.name, gateway.E2E_REQUEST_LATENCY.name)
-"""Histograms whose samples carry trace ids as exemplars."""
+"""Histograms with trace ids as exemplars."""
 
 
 def quantile_lines(text: Text, histogram: str, *matchers: str, limits: Limits | None = None) -> timeseries.Panel:
@@ -20,8 +20,8 @@ def quantile_lines(text: Text, histogram: str, *matchers: str, limits: Limits | 
 
 
 def heat(text: Text, histogram: str, *matchers: str) -> heatmap.Panel:
-    """Samples by bucket over time: two humps that a quantile would hide, and how many samples there are at all.
+    """Samples by bucket over time: shows two humps that a quantile would hide, and the number of samples.
 
-    Where requests are traced, some samples are drawn as points that lead to their traces.
+    If requests are traced, some samples are points that link to their traces.
     """
     return histogram_heatmap(text, buckets(histogram, *matchers), exemplars=histogram in TRACED)

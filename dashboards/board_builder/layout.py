@@ -1,4 +1,4 @@
-"""A board's grid, 24 columns wide: sections of lines of panels, one under the other, whole and without overlap."""
+"""A board's grid, 24 columns wide: sections of lines of panels, one below the other, without gaps or overlap."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ COLUMNS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Panels beside each other. `widths` are in columns; without them all are as wide."""
+    """Panels beside each other. `widths` are in columns; by default all are equal."""
 
     height: int
     panels: tuple[AnyPanel, ...]
@@ -43,7 +43,7 @@ def line(height: int, *panels: AnyPanel, widths: tuple[int, ...] = ()) -> Line:
 
 
 def section(title: str, *lines: Line, collapsed: bool = False) -> Section:
-    """A heading and what is under it."""
+    """A heading and the lines below it."""
     return Section(title, lines, collapsed)
 
 

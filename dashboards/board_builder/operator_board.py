@@ -1,6 +1,6 @@
-"""*Operator*: does the control plane see the cluster, does it act, and what became of models and groups?
+"""*Operator*: does the control plane see the cluster, does it act, and how are models and groups?
 
-Every replica shows the state of all models, so gauges of models and groups are taken once, by max.
+Every replica exposes the state of all models, so gauges of models and groups are aggregated by max.
 """
 
 from typing import Final
@@ -23,7 +23,7 @@ from stageline_operator.controller.telemetry import metric_names as names
 MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model=~"$model"')
 PER_MODEL: Final = ("cluster", "namespace", "model")
 AGED: Final = Limits(330, 900)
-"""A little more than the relist interval of five minutes, and three of them, which an alert speaks of."""
+"""Slightly more than the relist interval of five minutes, and the alert's threshold of three intervals."""
 BY_CLASS: Final = (*PER_MODEL, "failure_class")
 BY_CLASS_LEGEND: Final = "{{namespace}}/{{model}}: {{failure_class}}"
 
@@ -34,7 +34,7 @@ def operator_board() -> Dashboard:
     return board(
         links.OPERATOR,
         "Operator",
-        "The control plane: whether it sees the cluster and acts, and what became of models and groups.",
+        "The control plane: whether it sees the cluster and acts, and the state of models and groups.",
         (
             datasource(),
             cluster_choice(info),
@@ -58,7 +58,7 @@ def _health() -> tuple[AnyPanel, ...]:
     leaders = Text(
         "Leaders",
         "Replicas that hold the Lease and act. One is right. With none for longer than half a minute nothing is "
-        "started, replaced or scaled; groups that run go on without.",
+        "started, replaced or scaled; running groups are unaffected.",
         COUNT,
     )
     not_ready = Text(
@@ -82,8 +82,7 @@ def _work() -> tuple[AnyPanel, ...]:
     )
     longest = Text(
         "Longest reconcile",
-        "How long the longest reconcile under way has been running. Minutes: it hangs, and its model is not looked "
-        "after.",
+        "Duration of the longest running reconcile. Minutes: it hangs, and its model is not after.",
         "s",
     )
     waiting = Text(
@@ -116,8 +115,8 @@ def _models() -> AnyPanel:
     return rows(
         Text(
             "Models",
-            "Groups that the spec asks for and those that answer; restarts that the group nearest to being left down "
-            "still has; how many generations of the spec the status is behind.",
+            "Groups that the spec wants and ready groups; remaining restarts of the group with the fewest; how many "
+            "generations of the spec the status is behind.",
             "none",
         ),
         (Key("namespace", "Namespace"), Key("model", "Model", pipeline, "Open its pipeline")),
@@ -155,7 +154,7 @@ def _groups() -> Section:
     )
     recovery = Text(
         "Group recovery time",
-        "From a group's failure to its next incarnation being ready, the wait before it included: how long its share "
+        "From a group's failure to its next incarnation being ready, including back-off: how long its share "
         "of the capacity was gone.",
         "s",
     )
@@ -173,19 +172,19 @@ def _groups() -> Section:
 def _lives() -> Line:
     phases = Text(
         "Groups by phase",
-        "Where groups are in their lives. Starting for long: a model that loads slowly or a stage that finds no node. "
+        "Groups by phase. Starting for long: a model that loads slowly or a stage without a node. "
         "Failed stays until the template changes.",
         COUNT,
     )
     incarnations = Text(
         "Incarnations",
-        "How often each group's pods have been made anew. A staircase is a group that fails again and again.",
+        "How often each group's pods have been created. A staircase is a group that fails again and again.",
         COUNT,
     )
     failures = Text(
         "Group failures by class",
         "Failures of groups by class, counted when they are seen. Without a new incarnation the group waits, has spent "
-        "its restarts, or can't be helped by one.",
+        "its restarts, or a restart would not help.",
         COUNT,
     )
     lives = current((*PER_MODEL, "group"), names.GROUP_INCARNATION.name, *MODEL)
@@ -200,16 +199,14 @@ def _lives() -> Line:
 def _passes() -> Section:
     outcomes = Text(
         "Reconciles by outcome",
-        "Reconciles per second: done, stale (another writer was first, tried again at once) or error.",
+        "Reconciles per second: done, stale (another writer was first, retried at once) or error.",
         "ops",
     )
     errors = Text(
         "Reconcile errors by kind", "Failed reconciles per second, by kind of error. The log has each one.", "ops"
     )
-    duration = Text("Reconcile duration", "From taking a model off the queue to having written what it needs.", "s")
-    spread = Text(
-        "Reconcile duration distribution", "Reconciles by how long they took. A second hump is the API server's.", "s"
-    )
+    duration = Text("Reconcile duration", "From taking a model off the queue to the last write.", "s")
+    spread = Text("Reconcile duration distribution", "Reconciles by duration. A second hump is the API server's.", "s")
     name = names.RECONCILE_DURATION.name
     return section(
         "Reconciliation",

@@ -1,6 +1,6 @@
-"""The house's panels: none without a title, a description, a unit and the chosen data source.
+"""Panels with Stageline's conventions: each has a title, a description, a unit and the selected data source.
 
-A description says what is measured and how to read it, for someone who sees the board for the first time at night.
+A description defines the measured value and explains how to read it, for first-time readers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 NO_DATA: Final = "No data"
-"""What a number shows where nothing happened."""
+"""The text of a number without samples."""
 COUNT: Final = "count"
-"""The unit of what can be counted: Grafana's `none`, and never a fraction, on an axis neither."""
+"""The unit of counts: Grafana's `none`, without fractions, also on axes."""
 
 AnyPanel = timeseries.Panel | stat.Panel | table.Panel | heatmap.Panel | barchart.Panel | statetimeline.Panel
 _Panel = TypeVar(
@@ -38,7 +38,7 @@ _Panel = TypeVar(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What every panel says about itself. `unit` is one of Grafana's unit ids, or `COUNT`."""
+    """Texts of a panel. `unit` is one of Grafana's unit ids, or `COUNT`."""
 
     title: str
     description: str
@@ -47,9 +47,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One query of a panel. `legend` is a template of its labels; `color` fixes that of a legend without any.
+    """One query of a panel. `legend` is a template of its labels; `color` is for a legend without labels.
 
-    `colors` are those of series by the names that a legend with labels comes to.
+    `colors` are for a legend with labels, by the resulting names.
     """
 
     expr: str
@@ -64,7 +64,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From where on a value is doubtful, and from where on bad; `low_is_bad` turns it around."""
+    """Thresholds of doubtful and bad values; `low_is_bad` reverses them."""
 
     doubtful: float
     bad: float
@@ -91,12 +91,12 @@ def _targets(series: Sequence[Series]) -> list[prometheus.Dataquery]:
 
 
 def ref_id(index: int) -> str:
-    """A, B, C and so on; Grafana calls a table's values by it."""
+    """A, B, C and so on; Grafana refers to a table's values by it."""
     return chr(ord("A") + index)
 
 
 def lines(text: Text, *series: Series, stacked: bool = False, limits: Limits | None = None) -> timeseries.Panel:
-    """Lines over time, or areas on top of each other. Gaps stay gaps."""
+    """Lines over time, or stacked areas. Gaps stay gaps."""
     panel = named(timeseries.Panel(), text).targets([*_targets(series)]).min(0)
     panel.legend(_legend()).tooltip(_tooltip()).line_width(1).fill_opacity(60 if stacked else 0)
     panel.show_points(common_models.VisibilityMode.NEVER).span_nulls(False)
@@ -114,10 +114,9 @@ def lines(text: Text, *series: Series, stacked: bool = False, limits: Limits | N
 
 
 def number(text: Text, expr: str, limits: Limits | None = None, legend: str = "") -> stat.Panel:
-    """The value of this moment, large, colored by `limits`; with a `legend` there may be several.
+    """The current value, large, colored by `limits`; with a `legend` there may be several.
 
-    Only this moment is asked for: of a series that ended half an hour ago, a range's last value would still stand here
-    as if it were today's.
+    It is an instant query: a range query would still show the last value of a series that ended half an hour ago.
     """
     panel = _stat(text, expr, legend=legend)
     if legend:
@@ -127,9 +126,9 @@ def number(text: Text, expr: str, limits: Limits | None = None, legend: str = ""
 
 
 def judged(text: Text, expr: str, broken: str) -> stat.Panel:
-    """As `number` with one value: red while `broken` finds anything, else green.
+    """Like `number` with one value: red while `broken` has a sample, else green.
 
-    For what is good for one model and bad for another, which no threshold of a panel can say.
+    For values that are good for one model and bad for another, which a panel's thresholds can't express.
     """
     panel = _stat(text, f"({expr}) unless on () ({broken})", f"({expr}) and on () ({broken})")
     panel.text_mode(common_models.BigValueTextMode.VALUE)
@@ -149,7 +148,7 @@ def _stat(text: Text, *exprs: str, legend: str = "") -> stat.Panel:
 
 
 def states(text: Text, series: Series, names: Mapping[int, tuple[str, str]]) -> statetimeline.Panel:
-    """One bar per series, whose whole numbers stand for states: (name, color) of each."""
+    """One bar per series; its integer values are states: (name, color) of each."""
     panel = named(statetimeline.Panel(), text).targets([*_targets([series])]).span_nulls(False)
     options = {
         str(number): models.ValueMappingResult(text=name, color=color, index=number)
@@ -160,7 +159,7 @@ def states(text: Text, series: Series, names: Mapping[int, tuple[str, str]]) -> 
 
 
 def histogram_heatmap(text: Text, expr: str, *, exemplars: bool = False) -> heatmap.Panel:
-    """Where the samples of a histogram lie over time; the unit is that of the buckets."""
+    """The samples of a histogram over time; the unit is that of the buckets."""
     query = prometheus.Dataquery().ref_id("A").expr(expr).legend_format("{{le}}").range()
     if exemplars:
         query.exemplar(True)
@@ -170,7 +169,7 @@ def histogram_heatmap(text: Text, expr: str, *, exemplars: bool = False) -> heat
 
 
 def rows_heatmap(text: Text, series: Series, low: float, high: float) -> heatmap.Panel:
-    """One row per series, from blue at `low` over yellow to red at `high`: what stands out, and since when."""
+    """One row per series, from blue at `low` over yellow to red at `high`: shows outliers and when they began."""
     panel = named(heatmap.Panel(), text).targets([*_targets([series])]).calculate(False)
     panel.cell_values(heatmap.CellValues().unit(text.unit)).filter_values(heatmap.FilterValueRange().le(-1))
     return panel.color(_shades("RdYlBu").reverse(True).min(low).max(high).exponent(1))

@@ -1,4 +1,4 @@
-"""*Pipeline*: one model's stages in order. Which one holds the others up, what do they wait for, and since when?"""
+"""*Pipeline*: one model's stages in order. Which stage is the bottleneck, what do the others wait for, since when?"""
 
 from typing import Final
 
@@ -41,7 +41,7 @@ from stageline_runtime import metric_names as names
 OF_MODEL: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model=~"$model"')
 OF_GROUP: Final = (*OF_MODEL, 'group=~"$group"')
 ASKED_FOR: Final = ('cluster=~"$cluster",namespace=~"$namespace"', 'model_name=~"$asked_for"')
-"""The gateway knows a model by the name that clients ask for."""
+"""The gateway's label of a model is the name that clients send."""
 STAGE_LEGEND: Final = "group {{group}} stage {{stage}}"
 
 
@@ -51,7 +51,7 @@ def pipeline_board() -> Dashboard:
     return board(
         links.PIPELINE,
         "Pipeline",
-        "One model: its stages in order, which one holds the others up, and what they wait for.",
+        "One model: its stages in order, the bottleneck, and what the others wait for.",
         (
             datasource(),
             cluster_choice(layers),
@@ -89,10 +89,10 @@ def _is_it_bad() -> Section:
     )
     waiting_now = Text(
         "Requests waiting in engines",
-        "Requests that hold no place in a KV cache yet. Rising: the groups are full.",
+        "Requests without a slot in a KV cache. Rising: the groups are full.",
         COUNT,
     )
-    phases = Text("Groups by phase", "Where the model's groups are in their lives, as the operator sees it.", COUNT)
+    phases = Text("Groups by phase", "The model's groups by phase, as the operator sees them.", COUNT)
     ttft, tpot = gateway.TIME_TO_FIRST_TOKEN.name, gateway.TIME_PER_OUTPUT_TOKEN.name
     return section(
         "Overview",
@@ -143,7 +143,7 @@ def _bottleneck() -> tuple[AnyPanel, ...]:
     uneven = Text(
         "Imbalance",
         "The busiest stage's busy time as a multiple of the mean over its group. 1 is an even pipeline; from 1.25 on, "
-        "divide the layers anew or look for a slow node.",
+        "divide the layers again or look for a slow node.",
         "none",
     )
     wasted = Text(
@@ -207,11 +207,11 @@ def _stage_by_stage() -> Section:
 
 
 def _one_stage() -> timeseries.Panel:
-    """Of all chosen groups together, so as shares of their stages' time and not of one second."""
+    """Of all chosen groups together, so it is a share of their stages' time, not of one second."""
     text = Text(
         "Stage $stage",
-        "What this stage's time went to. recv: the previous stage's tensor; feedback: sampled tokens; send: the next "
-        "stage takes nothing; host: its own process; starved: the engine sent no plan.",
+        "Time of this stage by state. recv: the previous stage's tensor; feedback: sampled tokens; send: the next "
+        "stage is not receiving; host: its own process; starved: the engine sent no plan.",
         "percentunit",
     )
     one = ('stage="$stage"', *OF_GROUP)

@@ -1,4 +1,4 @@
-"""Panels of *Pipeline* about drafts of next tokens: how many hold, what a row of them gives."""
+"""Panels of *Pipeline*: acceptance of drafts, and tokens per row."""
 
 from typing import Final
 
@@ -15,18 +15,18 @@ def drafts(matchers: tuple[str, ...]) -> Section:
     """Empty for a model without `spec.engine.speculative`."""
     acceptance = Text(
         "Draft acceptance ratio",
-        "Share of drafted tokens that became output. Low: answers repeat little of what came before, and the engine "
-        "drafts less by itself.",
+        "Share of drafted tokens that were accepted. Low: answers repeat little of the earlier text, and the engine "
+        "drafts fewer tokens.",
         "percentunit",
     )
     tokens = Text(
         "Draft tokens",
-        "Drafted tokens that stages verified, and those that became output, per second.",
+        "Drafted tokens that stages verified, and accepted ones, per second.",
         "suffix: tokens/s",
     )
     length = Text(
         "Accepted length",
-        "Drafts that became output in one row with drafts. The row gives one token more than that.",
+        "Accepted drafts per row with drafts. The row generates one token more than that.",
         "none",
     )
     drafted = rate_by(GROUP, names.DRAFT_TOKENS.name, *matchers)

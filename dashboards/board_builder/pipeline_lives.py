@@ -1,4 +1,4 @@
-"""Panels of *Pipeline* about groups' lives: which incarnation, what its stages are doing, why the last one ended."""
+"""Panels of *Pipeline*: incarnations of groups, phases of their stages, and causes of failures."""
 
 from typing import Final
 
@@ -24,16 +24,15 @@ _ORDER: Final = tuple(COLORS)
 
 
 def lives(of_model: tuple[str, ...], of_group: tuple[str, ...]) -> Section:
-    """Incarnations, what their stages are doing, and why they ended."""
+    """Incarnations, phases of their stages, and causes of their ends."""
     incarnation = Text(
         "Incarnation",
-        "Which life of its group each stage belongs to. A step is a group formed anew; a staircase one that fails "
-        "again and again.",
+        "Incarnation of each stage's group. A step is a restarted group; a staircase one that fails again and again.",
         COUNT,
     )
     phases = Text(
         "Stage phase",
-        "Where stages are in their lives, in this order: Starting, Connecting, Loading, Rendezvous, Warming, Ready, "
+        "Phases of stages, in this order: Starting, Connecting, Loading, Rendezvous, Warming, Ready, "
         "Draining. The one that stays behind holds up its group.",
         "none",
     )
@@ -54,9 +53,9 @@ def lives(of_model: tuple[str, ...], of_group: tuple[str, ...]) -> Section:
 
 
 def _phase_number(matchers: tuple[str, ...]) -> str:
-    """Each stage's phase as its place in the usual order; nothing for a stage that isn't there.
+    """Each stage's phase as its index in the usual order; no sample for a missing stage.
 
-    While one pod of it ends and the next one starts, that of the next, which is further back.
+    While one pod of a stage ends and the next one starts, it is the phase of the next one, which is the earlier phase.
     """
     in_phase = (selected(names.STAGE_PHASE.name, f'phase="{phase}"', *matchers) for phase in _ORDER)
     numbered = (f"{number} * ({series} == 1)" for number, series in enumerate(in_phase))

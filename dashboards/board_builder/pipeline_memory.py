@@ -1,4 +1,4 @@
-"""Panels of *Pipeline* about what is held: requests in cohorts, KV cache, layers."""
+"""Panels of *Pipeline*: requests in microbatches, KV cache, layers."""
 
 from typing import Final
 
@@ -15,7 +15,7 @@ Matchers = tuple[str, ...]
 
 
 def cohorts(matchers: Matchers) -> Section:
-    """How full steps are, and how long requests wait to be in one."""
+    """How full steps are, and how long requests wait for one."""
     return section("Scheduling and batching", _sizes(matchers), _requests(matchers), _times(matchers), collapsed=True)
 
 
@@ -25,7 +25,7 @@ def capacity(matchers: Matchers) -> Section:
 
 
 def _of_group(name: str, legend: str, matchers: Matchers, label: str = "") -> Series:
-    """A gauge of each group's engine, by a label of its own if it has one."""
+    """A gauge of each group's engine, by its own label if it has one."""
     labels = (*GROUP, label) if label else GROUP
     return Series(sum_by(labels, selected(name, *matchers)), f"{OF_GROUP} {legend}".rstrip())
 
@@ -40,7 +40,7 @@ def _sizes(matchers: Matchers) -> Line:
     spread = Text("Batch size distribution", "Steps by how many requests they carry. Darker: more steps.", "none")
     members = Text(
         "Running requests by cohort",
-        "Running requests of each cohort. Cohorts far apart: steps of unequal length, and stages that wait for it.",
+        "Running requests of each cohort. If cohorts differ much, steps have unequal length and stages wait.",
         COUNT,
     )
     of_cohort = _of_group(names.COHORT_REQUESTS.name, "cohort {{cohort}}", matchers, "cohort")
@@ -54,14 +54,16 @@ def _sizes(matchers: Matchers) -> Line:
 
 def _requests(matchers: Matchers) -> Line:
     running = Text(
-        "Requests running and waiting", "Running hold a place in the KV cache; waiting hold none yet.", COUNT
+        "Requests running and waiting",
+        "Running requests have a slot in the KV cache; waiting ones don't.",
+        COUNT,
     )
     flight = Text(
         "Plans in flight", "Steps sent to the stages and not finished. About the number of stages is right.", COUNT
     )
     preempted = Text(
         "Preemptions",
-        "Requests per second that lost their place to another and are computed again. Lasting: the cache is too small.",
+        "Preempted requests per second; they are computed again. If it lasts, the cache is too small.",
         "reqps",
     )
     return line(
@@ -106,7 +108,7 @@ def _caches(matchers: Matchers) -> Line:
     )
     held = Text(
         "KV cache usage by stage",
-        "Tokens in each stage's cache as a share of what it can hold, an ended request's until its place is given out.",
+        "Tokens in each stage's cache as a share of its capacity; a finished request's until its slot is reused.",
         "percentunit",
     )
     found = Text(
@@ -130,8 +132,8 @@ def _caches(matchers: Matchers) -> Line:
 def _held(matchers: Matchers) -> AnyPanel:
     text = Text(
         "Stages",
-        "What each stage holds: layers, memory of weights and cache, and room for requests. KV room is what its memory "
-        "has room for: where it is no more than KV tokens, this stage bounds the cache.",
+        "Each stage's layers, memory of weights and cache, and capacity. KV room is the cache that fits into its "
+        "memory: if it is no more than KV tokens, this stage limits the cache.",
         "none",
     )
 

@@ -1,6 +1,6 @@
-"""Panels of *Pipeline* about the ranks of stages that have several: which one the others of its stage wait for.
+"""Panels of *Pipeline* about stages with several ranks: which rank do the others wait for?
 
-All other panels stay about stages: their series are told once for a stage, so nothing of them is added up over ranks.
+All other panels are about stages: their series exist once per stage, so nothing is summed over ranks.
 """
 
 from typing import Final
@@ -26,8 +26,8 @@ def ranks(matchers: tuple[str, ...]) -> Section:
     )
     computed = Text(
         "Compute by rank",
-        "Share of time each rank computes by itself, exchanges left out. A rank above the others of its stage shares "
-        "its processor with somebody, or runs on a slower one.",
+        "Share of time each rank computes, without exchanges. A rank above the others of its stage shares "
+        "its CPU with another process, or runs on a slower one.",
         "percentunit",
     )
     memory = Text("Memory by rank", "Weights and KV cache that each rank holds; a stage holds their sum.", "bytes")

@@ -1,4 +1,4 @@
-"""Panels of *Pipeline* about work in motion: steps, and tensors between stages."""
+"""Panels of *Pipeline*: steps, and tensors between stages."""
 
 from board_builder.latencies import heat
 from board_builder.layout import Line, Section, line, section
@@ -13,7 +13,7 @@ Matchers = tuple[str, ...]
 
 
 def steps(matchers: Matchers) -> Section:
-    """How long stages compute and tensors travel."""
+    """Compute times of stages and transfer times of tensors."""
     return section("Steps and transfers", _compute(matchers), _transfers(matchers), _throughput(matchers))
 
 
@@ -27,8 +27,8 @@ def _p50_and_p99(labels: tuple[str, ...], histogram: str, legend: str, matchers:
 def _compute(matchers: Matchers) -> Line:
     decodes = Text(
         "Decode step time, p50 and p99",
-        "Compute time of one decode step on each stage, waiting left out. A stage above the others has too many layers "
-        "or a slow node; a p99 far above its p50 shares its node with somebody.",
+        "Compute time of one decode step on each stage, without waits. A stage above the others has too many layers "
+        "or a slow node; a p99 far above the p50 means that other processes use the node.",
         "s",
     )
     prefills = Text("Prefill step time, p99", "Compute time of one prefill step on each stage.", "s")
@@ -46,13 +46,13 @@ def _compute(matchers: Matchers) -> Line:
 def _transfers(matchers: Matchers) -> Line:
     hops = Text(
         "Transfer latency, p50 and p99",
-        "From the start of a hidden tensor's send until the next stage (the label) has it, where that stage was "
+        "From the start of a hidden tensor's send until the next stage (the label) has it, if that stage was "
         "already waiting: the link, not the stage.",
         "s",
     )
     back = Text(
         "Feedback latency, p50 and p99",
-        "From the last stage's send of sampled tokens until the first stage has taken them.",
+        "From the last stage's send of sampled tokens until the first stage has received them.",
         "s",
     )
     sent = Text("Bytes sent", "Hidden tensors to the next stage and feedback to the first, by sender.", "Bps")
@@ -67,7 +67,7 @@ def _transfers(matchers: Matchers) -> Line:
 
 def _throughput(matchers: Matchers) -> Line:
     rate = Text("Step rate by kind", "Steps per second of each stage by kind. dummy: steps without a request.", "ops")
-    tokens = Text("Token throughput", "Tokens run through each stage, padding left out.", "suffix: tokens/s")
+    tokens = Text("Token throughput", "Tokens processed by each stage, without padding.", "suffix: tokens/s")
     by_kind = rate_by((*STAGE, "kind"), names.STAGE_STEPS.name, *matchers) + " > 0"
     return line(
         8,

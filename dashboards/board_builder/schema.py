@@ -1,6 +1,6 @@
-"""A board as Grafana's own classes know it: what they don't know is lost on the way through them.
+"""A board as Grafana's own classes parse it: they drop unknown fields.
 
-For the tests. It is here because only this package may import the SDK: it bears the advice that the SDK gives then.
+For the tests. It is here because only this package may import the SDK: it handles the SDK's warnings.
 """
 
 import json
@@ -11,5 +11,5 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 
 def through_the_schema(board: dict[str, Any]) -> Any:
-    """The JSON of `board` as the classes write what they read; equal to it where they know all of it."""
+    """The JSON of `board` after parsing and serializing; equal to it if the classes know every field."""
     return json.loads(JSONEncoder().encode(Dashboard.from_json(board)))

@@ -12,9 +12,9 @@ from stageline_runtime import metric_names as names
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, WaitReason
 
 BUSY: Final = Limits(0.8, 0.95)
-"""Of a stage's time: from where on alerts call it a bottleneck, and where nothing more fits in."""
+"""Shares of a stage's time: the alert's threshold of a bottleneck, and full use."""
 UNEVEN: Final = Limits(1.25, 1.5)
-"""Times the mean of a group's stages; the first is where an alert speaks of an uneven cut."""
+"""Multiples of the mean of a group's stages; the first is the alert's threshold of an uneven cut."""
 GROUP: Final = ("cluster", "namespace", "model", "group")
 STAGE: Final = (*GROUP, "stage")
 BUSY_COLORS: Final[Mapping[BusyKind, str]] = {
@@ -24,7 +24,7 @@ BUSY_COLORS: Final[Mapping[BusyKind, str]] = {
     BusyKind.DRAFT: "yellow",
     BusyKind.DUMMY: "red",
 }
-"""Warm is who works; a dummy step is work for nothing."""
+"""Warm colors are work; a dummy step is useless work."""
 WAIT_COLORS: Final[Mapping[WaitReason, str]] = {
     WaitReason.RECV: "blue",
     WaitReason.FEEDBACK: "light-blue",
@@ -32,11 +32,11 @@ WAIT_COLORS: Final[Mapping[WaitReason, str]] = {
     WaitReason.HOST: "purple",
     WaitReason.STARVED: "super-light-blue",
 }
-"""Cold is who waits, and for whom nobody else does."""
+"""Cold colors are waits."""
 
 
 def busy(labels: Sequence[str], *matchers: str) -> str:
-    """Share of the time spent computing, dummy steps included."""
+    """Share of the time spent computing, including dummy steps."""
     return _of_wall(labels, names.STAGE_BUSY.name, *matchers)
 
 
@@ -46,12 +46,12 @@ def waiting(labels: Sequence[str], *matchers: str) -> str:
 
 
 def idle(labels: Sequence[str], *matchers: str) -> str:
-    """Share of the time in which no request was unfinished."""
+    """Share of the time without an unfinished request."""
     return _of_wall(labels, names.STAGE_IDLE.name, *matchers)
 
 
 def bubble(labels: Sequence[str], *matchers: str) -> str:
-    """(wait + dummy) / (busy + wait); nothing where no work was outstanding."""
+    """(wait + dummy) / (busy + wait); no sample without outstanding work."""
     dummy = rate_by(labels, names.STAGE_BUSY.name, 'kind="dummy"', *matchers)
     wait = rate_by(labels, names.STAGE_WAIT.name, *matchers)
     worked = rate_by(labels, names.STAGE_BUSY.name, *matchers)
@@ -59,27 +59,27 @@ def bubble(labels: Sequence[str], *matchers: str) -> str:
 
 
 def _of_wall(labels: Sequence[str], state: str, *matchers: str) -> str:
-    """Of all the time that the stages' clocks ran, also where scrapes were missed or two incarnations overlap."""
+    """Share of the total time of the stages' clocks, also if scrapes were missed or two incarnations overlap."""
     return f"{rate_by(labels, state, *matchers)} / ({rate_by(labels, names.STAGE_WALL.name, *matchers)} > 0)"
 
 
 def imbalance(*matchers: str) -> str:
-    """Each stage's busy share as a multiple of the mean of its group's."""
+    """Each stage's busy share as a multiple of its group's mean."""
     each = f"({busy(STAGE, *matchers)})"
     group = ", ".join(GROUP)
     return f"{each} / on ({group}) group_left () (avg by ({group}) {each} > 0)"
 
 
 def busiest(expr: str, *matchers: str) -> str:
-    """Of an expression by stage, the busiest stage of each group; nothing for groups that compute nothing."""
+    """The busiest stage of each group in an expression by stage; no sample for groups that compute nothing."""
     chosen = f"topk by ({', '.join(GROUP)}) (1, ({busy(STAGE, *matchers)}) > 0)"
     return f"({expr}) and on ({', '.join(STAGE)}) {chosen}"
 
 
 def states(labels: Sequence[str], *matchers: str) -> tuple[tuple[str, str, str], ...]:
-    """(name, share of the time, color) of what a stage can be doing.
+    """(name, share of the time, color) of the states of a stage.
 
-    Warm is who works: in a pipeline that stands, the stage that the others wait for stands out, not those that wait.
+    Warm colors are work: if the pipeline is stuck, the stage that the others wait for stands out.
     """
     return (
         ("busy", busy(labels, *matchers), "orange"),

@@ -1,4 +1,4 @@
-"""Tables and bars of what holds now: several instant queries, joined by the labels that they share."""
+"""Tables and bars of current values: several instant queries, joined by their common labels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from board_builder.panels import Limits, Series, Text, fixed_color, named, ref_i
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: a query that gives one value for each of the table's keys."""
+    """A column: a query with one value for each of the table's keys."""
 
     header: str
     expr: str
@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A label that tells the rows apart; `url`, if any, is where its cells lead."""
+    """A label that distinguishes the rows; `url` is the link of its cells."""
 
     label: str
     header: str
@@ -32,7 +32,9 @@ class Key:
 
 
 def rows(text: Text, keys: Sequence[Key], columns: Sequence[Column], sort: str = "") -> table.Panel:
-    """One row per combination of keys, worst first by the column `sort`; of each cluster, where series name any."""
+    """One row per combination of keys, sorted by the column `sort`, worst first; per cluster if series have
+    that label.
+    """
     panel = named(table.Panel(), text).targets([_instant(i, each.expr) for i, each in enumerate(columns)])
     headers = {key.label: key.header for key in keys}
     headers = {"cluster": "Cluster"} | headers if "cluster" not in headers else headers
@@ -51,7 +53,7 @@ def rows(text: Text, keys: Sequence[Key], columns: Sequence[Column], sort: str =
 
 
 def stacked_bars(text: Text, axis_label: str, *series: Series) -> barchart.Panel:
-    """One bar per value of `axis_label`, made up of the series; all of them have that one label."""
+    """One bar per value of `axis_label`, stacked from the series; all of them have that one label."""
     panel = named(barchart.Panel(), text).targets([_instant(i, each.expr) for i, each in enumerate(series)])
     headers = {axis_label: axis_label}
     headers |= {_value_field(index, len(series)): each.legend for index, each in enumerate(series)}
@@ -73,7 +75,7 @@ def _instant(index: int, expr: str) -> prometheus.Dataquery:
 
 
 def _value_field(index: int, queries: int) -> str:
-    """What Grafana calls the values of one of several queries, and those of a single one."""
+    """Grafana's field name for the values of one of several queries, or of a single one."""
     return f"Value #{ref_id(index)}" if queries > 1 else "Value"
 
 

@@ -1,4 +1,4 @@
-"""What a board can be narrowed down to. Each choice offers only what is left by the ones before it."""
+"""Variables of a board. Each choice only offers values that match the choices before it."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from board_builder.queries import selected
 
 
 def datasource() -> DatasourceVariable:
-    """Which Prometheus."""
+    """The Prometheus data source."""
     variable = DatasourceVariable("datasource").label("Data source").type("prometheus")
     return variable.description("The Prometheus that scrapes Stageline.")
 
@@ -19,16 +19,16 @@ CLUSTER: Final = 'cluster=~"$cluster"'
 
 
 def cluster_choice(metric: str) -> QueryVariable:
-    """Which clusters, where one Prometheus has several; all of them match, also where no series names one."""
+    """Clusters, if one Prometheus has several; all of them match, also if series have no such label."""
     return choice("cluster", "Cluster", "Clusters, where series say which they are of.", metric, "cluster")
 
 
 def choice(
     name: str, label: str, description: str, metric: str, of: str, matchers: tuple[str, ...] = (), *, multi: bool = True
 ) -> QueryVariable:
-    """Values of the label `of` on a series that is always there, narrowed by `matchers`.
+    """Values of the label `of` on a series that always exists, narrowed by `matchers`.
 
-    With `multi` several can be chosen and all are to begin with; an empty label then matches too.
+    With `multi` several can be chosen, initially all; an empty label then matches too.
     """
     query = {"query": f"label_values({selected(metric, *matchers)}, {of})", "refId": name, "qryType": 1}
     variable = QueryVariable(name).label(label).description(description).datasource(DATASOURCE).query(query)
@@ -40,9 +40,9 @@ def choice(
 
 
 def hidden(name: str, description: str, metric: str, of: str, matchers: tuple[str, ...]) -> QueryVariable:
-    """All values of a label that follow from the choices made, and no others; nobody chooses among them.
+    """All values of a label that match the choices; users can't choose among them.
 
-    Links between boards hand on the choices of one by name, so a hidden one is called what no choice is called.
+    Links between boards pass on choices by name, so a hidden variable must not have the name of a choice.
     """
     variable = choice(name, name, description, metric, of, matchers).hide(models.VariableHide.HIDE_VARIABLE)
     variable.build().all_value = None

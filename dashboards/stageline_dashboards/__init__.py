@@ -1,1 +1,1 @@
-"""What an on-call person sees: Grafana boards (`boards/*.json`, generated) and Prometheus rules (`rules/*.yaml`)."""
+"""Monitoring: Grafana boards (`boards/*.json`, generated) and Prometheus rules (`rules/*.yaml`)."""

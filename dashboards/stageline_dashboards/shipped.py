@@ -1,4 +1,4 @@
-"""Finds the boards and rules that are installed with Stageline; reads nothing else and never writes."""
+"""Finds the boards and rules that are installed with Stageline; reads no other files and never writes."""
 
 from collections.abc import Iterator
 from importlib import resources

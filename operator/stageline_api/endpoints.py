@@ -1,6 +1,6 @@
-"""The endpoints file: how a gateway on one machine learns which groups exist (a cluster's gateway watches pods).
+"""The endpoints file: how a local gateway discovers groups (a gateway in a cluster watches pods).
 
-The writer replaces the file by atomic rename; the reader re-reads it when its identity changes.
+The writer replaces the file by an atomic rename; the reader re-reads it when its identity changes.
 """
 
 from typing import Final
@@ -21,31 +21,32 @@ class GroupEndpoint(BaseModel):
     """Base URL of the group's engine, `http://<address>:8000`, or `https` with a `tls_name`."""
     ready: bool
     revision: str = ""
-    """Hash of the template its pods were made from: groups of one revision answer alike."""
+    """Hash of the template that its pods were made from: groups of one revision give the same answers."""
     tls_name: str = ""
-    """The DNS name that its engine's certificate must be for; empty: it speaks plain HTTP."""
+    """The DNS name that its engine's certificate must have; empty: it speaks plain HTTP."""
     draining: bool = False
-    """It takes no new request and will end; answers that run on it may go on until then."""
+    """It accepts no new requests and will end; its running requests may finish."""
     adapters: tuple[str, ...] = ()
-    """Names of LoRA adapters that its engine answers with, each asked for as a model of its own."""
+    """Names of LoRA adapters on its engine; clients request each as a model of its own."""
     message: str = ""
-    """When not ready, one sentence that says why (starting, failed, backing off)."""
+    """If not ready, one sentence that explains why (starting, failed, backing off)."""
 
 
 class Endpoints(BaseModel):
-    """Everything a gateway serves."""
+    """All groups of a gateway."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     groups: tuple[GroupEndpoint, ...] = ()
     models: tuple[str, ...] = ()
-    """Served names of models that are there, whether or not any group of theirs is."""
+    """Served names of existing models, with or without groups."""
     adapters: dict[str, tuple[str, ...]] = {}
-    """By served name: LoRA adapters that are asked for as models of their own, whether or not a group is there."""
+    """By served name: LoRA adapters that clients request as models, with or without a group."""
     suspended: tuple[str, ...] = ()
-    """Served names of models that get no groups until a person resumes them (`spec.suspend`)."""
+    """Served names of models that get no groups until a user resumes them (`spec.suspend`)."""
     scaled_to_zero: tuple[str, ...] = ()
-    """Served names of models that have no group until somebody asks for one (`spec.replicas` is 0)."""
+    """Served names of models that get no group until a request arrives (`spec.replicas` is 0)."""
     resume_window_seconds: dict[str, float] = {}
-    """By served name: how long an answer that has begun waits for a group that continues it
-    (`spec.timeouts.resumeWindowSeconds`). A model that is left out has the default."""
+    """By served name: how long a started request waits for a group that resumes it
+    (`spec.timeouts.resumeWindowSeconds`). A model that is not listed has the default.
+    """

@@ -1,9 +1,9 @@
-"""Who may ask an engine: callers that show one of its keys, and no web page.
+"""Access to an engine: callers that send one of its API keys, and no web pages.
 
-A namespace has one Secret of keys, a key a line. Its engines take every line and its gateway shows the first, so a key
-is changed while all serves: a second line, the groups made anew, the lines the other way round, the old line taken
-away. What an engine says of itself is read without a key, on a port that does nothing else. An engine that has no key
-answers on this machine's own addresses alone.
+A namespace has one Secret of keys, one key per line. Its engines accept every key and its gateway sends the first. To
+rotate a key without downtime, add a second line, restart the groups, swap the lines, then delete the old line. The
+engine's state is readable without a key, on a port of its own. An engine without keys only accepts connections on a
+loopback address.
 """
 
 import hmac
@@ -15,14 +15,14 @@ from typing import Final
 KEYS_SECRET: Final = "stageline-engine-keys"
 KEYS_ENTRY: Final = "keys"
 SHORTEST_KEY: Final = 16
-"""Characters. One that the operator draws has 64."""
+"""Characters. Keys that the operator generates have 64."""
 _CONTENT_TYPES: Final = frozenset({"application/json", "application/x-ndjson"})
-"""None of them is a form's: a page may send these to another origin only after asking it."""
+"""HTML forms can't send these types: a page can only send them to another origin after a preflight request."""
 _KEY: Final = re.compile(r"[!-~]+")
 
 
 def read_keys(text: str) -> tuple[str, ...]:
-    """The keys of a Secret, in order; lines that are blank count for nothing.
+    """The keys of a Secret, in order; blank lines are ignored.
 
     Raises:
         ValueError: a key is too short or has a character that no header may have; the message does not show it.
@@ -35,12 +35,12 @@ def read_keys(text: str) -> tuple[str, ...]:
 
 
 def authorization(keys: Sequence[str]) -> str:
-    """What a caller that knows these keys sends as `Authorization`; empty when it knows none."""
+    """The `Authorization` header of a caller with these keys; empty without keys."""
     return f"Bearer {keys[0]}" if keys else ""
 
 
 def is_admitted(keys: Sequence[str], headers: Mapping[str, str]) -> bool:
-    """Whether a request shows one of the keys; where there are none, everybody is admitted."""
+    """Whether a request has one of the keys; without keys every request is admitted."""
     shown = headers.get("authorization", "").encode()
     return not keys or any(hmac.compare_digest(f"Bearer {key}".encode(), shown) for key in keys)
 
@@ -54,7 +54,7 @@ def is_loopback(address: str) -> bool:
 
 
 def is_of_this_machine(host: str) -> bool:
-    """Whether a `Host` header names an address, or this machine: no name that a web page's owner could point here."""
+    """Whether a `Host` header is an address or this machine's name: not a DNS name that a web page's owner controls."""
     name = host.rpartition("]")[0].removeprefix("[") if host.startswith("[") else host.partition(":")[0]
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -66,15 +66,15 @@ def is_of_this_machine(host: str) -> bool:
 
 
 def why_unwelcome(headers: Mapping[str, str], any_name: bool = False) -> str | None:
-    """Why a request on a port that asks for no key must come from a web page, as a sentence; None when it needn't.
+    """Why a request on a port without keys must come from a web page, as a sentence; None if it need not.
 
-    Ports for machines alone take nothing from a browser, whose user knows nothing of it. Browsers say so themselves,
-    and a page whose name was pointed here gives that name. `any_name`: this port has names of its own.
+    Ports for machines reject browsers: the browser's user does not know of the request. Browsers identify themselves by
+    headers, and a page that uses DNS rebinding sends its own name as `Host`. `any_name`: this port has DNS names.
     """
     if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
-        return "Nothing is answered to web pages on this port."
+        return "This port does not serve web pages."
     if not any_name and not is_of_this_machine(headers.get("host", "localhost")):
-        return "This port is asked by its address, not by a name."
+        return "Use this port's address, not a name."
     if headers.get("content-type", "application/json").partition(";")[0].strip().lower() not in _CONTENT_TYPES:
         return "The content type must be application/json."
     return None

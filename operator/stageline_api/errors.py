@@ -1,8 +1,8 @@
-"""`UserError`: the exception whose message is meant for the user. The command line prints it without a traceback.
+"""`UserError`: an exception with a message for the user. The command line prints it without a traceback.
 
-Raise `UserError` for what a person can fix (a bad file, a port in use, a missing model). The message is one sentence
-or a few lines that name the thing, its value and what to do; it never holds a secret. Anything else that escapes is
-a bug in Stageline and is reported as one.
+Raise `UserError` for problems that a user can fix (a bad file, a port in use, a missing model). The message is one
+sentence or a few lines that name the thing, its value and what to do; it never contains a secret. Any other exception
+is a bug in Stageline and is reported as one.
 """
 
 from typing import Final

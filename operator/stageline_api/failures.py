@@ -1,8 +1,8 @@
-"""Exit codes, failure classes and the termination message: how a container tells why it ended.
+"""Exit codes, failure classes and the termination message: how a container reports why it ended.
 
 A failing container writes one `TerminationMessage` as JSON to its termination path and exits with the code of its
-class. The group's cause is the failure that no other explains: a lost peer names its peer, so follow it. One that was
-told to drain reports class `Evicted` and exits with 0, which distinguishes it from one that ended by itself.
+class. The group's cause is the failure that no other explains: follow a lost peer to the peer that it names. A drained
+container reports class `Evicted` and exits with 0, which distinguishes it from one that ended on its own.
 """
 
 from enum import IntEnum, StrEnum
@@ -40,7 +40,7 @@ class FailureClass(StrEnum):
     IMAGE_PULL = "ImagePull"
     UNSCHEDULABLE = "Unschedulable"
     NOT_STARTED = "NotStarted"
-    """The kubelet can't make its containers: a volume that won't mount, a Secret that is not there, no sandbox."""
+    """The kubelet can't create its containers: a volume fails to mount, a Secret is missing, or the sandbox fails."""
     QUOTA_EXCEEDED = "QuotaExceeded"
     """The API server refuses one of its pods: a ResourceQuota of the namespace is used up."""
     POD_REFUSED = "PodRefused"
@@ -63,14 +63,14 @@ EXIT_CODE_OF_CLASS: dict[FailureClass, ExitCode] = {
 CLASS_OF_EXIT_CODE: dict[int, FailureClass] = {int(code): kind for kind, code in EXIT_CODE_OF_CLASS.items()}
 
 CONSEQUENCES: frozenset[FailureClass] = frozenset({FailureClass.PEER_LOST, FailureClass.ENGINE_LOST})
-"""Classes that point at another container's failure and so are never a group's cause while another is known."""
+"""Classes that point at another container's failure, so they are never the cause if another class is known."""
 
 
 class TerminationMessage(BaseModel):
-    """The last words of a container. `stage` is None for the engine; `peer` is a stage index.
+    """The termination message of a container. `stage` is None for the engine; `peer` is a stage index.
 
-    `rank` is the one of the stage's ranks that failed first; None where the stage is one process, and where the failure
-    is none of a single rank.
+    `rank` is the stage's rank that failed first; None if the stage is one process or the failure is not of a single
+    rank.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
@@ -85,7 +85,7 @@ class TerminationMessage(BaseModel):
 
 
 def place_of(stage: int | None, rank: int | None) -> str:
-    """`stage 2, rank 1`, as people read where something failed; without the rank where none is known."""
+    """`stage 2, rank 1`: where something failed; without the rank if it is unknown."""
     if stage is None:
         return "engine"
     return f"stage {stage}" if rank is None else f"stage {stage}, rank {rank}"

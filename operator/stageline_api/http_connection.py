@@ -1,10 +1,10 @@
-"""The server's side of one HTTP connection: uvicorn's, with one answer to each request, in turn, and nothing between.
+"""The server side of one HTTP connection: uvicorn's, but each request gets exactly one response, in order.
 
-An offer of another protocol (`Upgrade`) is ignored (RFC 9110, 7.8): the request is read by its `Content-Length` or its
-chunks like any other. A refusal that the connection writes by itself, for bytes that are no request, waits until the
-answers before it are complete, and closes the connection. It is left out where its request has an answer already.
+`Upgrade` is ignored (RFC 9110, 7.8): the request is parsed by its `Content-Length` or its chunks like any other. The
+connection itself refuses bytes that are no request. That refusal waits until the preceding responses are complete, then
+closes the connection. It is omitted if its request has a response already.
 
-The gateway and the engine serve by this. Nothing else imports it, as it needs httptools and uvicorn.
+The gateway and the engine use this. No other part imports it, because it needs httptools and uvicorn.
 """
 
 from typing import Any, Final
@@ -13,7 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_DISCARDED_BYTES: Final = 128 * 1024
-"""Of what a refused client sends while an answer before the refusal is still being written."""
+"""Limit on the bytes that a refused client sends before the refusal is written."""
 _BAD_REQUEST: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
     b"connection: close\r\n\r\n%b"
@@ -23,8 +23,8 @@ _BAD_REQUEST: Final = (
 class RequestParser:
     """httptools' parser for one protocol, without upgrades.
 
-    httptools leaves the body of a request with an `Upgrade` to another protocol. Such a request's headers are given to
-    a new parser without that field, and the body behind them: callbacks see `on_message_begin` and headers twice.
+    httptools leaves the body of a request with `Upgrade` to another protocol. So a new parser gets such a request's
+    headers without that field, and then the body: callbacks see `on_message_begin` and the headers twice.
     """
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
@@ -37,13 +37,13 @@ class RequestParser:
 
     def _begin(self) -> None:
         self._parser = parser = httptools.HttpRequestParser(self)
-        # As uvicorn sets it: to answer the first of several requests though it asks for the connection's end.
+        # uvicorn sets it too: respond to the first of several requests although it asks to close the connection.
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.get_method, self.get_http_version = parser.get_method, parser.get_http_version
         self.should_keep_alive = parser.should_keep_alive
 
     def end(self) -> None:
-        """Let go of the protocol, which would else wait for the garbage collector."""
+        """Release the protocol, which would otherwise wait for the garbage collector."""
         self.__dict__.clear()
 
     def should_upgrade(self) -> bool:
@@ -51,7 +51,7 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         if self._parser.get_method() == b"CONNECT":
-            raise ValueError("no tunnels are made here")
+            raise ValueError("CONNECT tunnels are not supported")
         if not self._parser.should_upgrade():
             self._protocol.on_headers_complete()
 
@@ -81,12 +81,12 @@ class RequestParser:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection. Its subclasses refuse with `refuse_with`, and write to its transport in no other way."""
+    """One connection. Subclasses refuse only with `refuse_with` and never write to the transport themselves."""
 
     _current: RequestResponseCycle | None = None
-    """The request whose answer is due, or the last one that was answered."""
+    """The request that waits for its response, or the last one that got it."""
     _due_refusal: bytes | None = None
-    """Follows the answers that are due."""
+    """Written after the pending responses."""
     _is_refused = False
     _discarded_bytes = 0
 
@@ -108,11 +108,13 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn for what is not HTTP."""
+        """uvicorn calls it for bytes that are not HTTP."""
         self.refuse_with(_BAD_REQUEST % (len(msg), msg.encode()))
 
     def refuse_with(self, answer: bytes) -> None:
-        """Answer what was last received with these bytes, in its turn, then close. Nothing is read any more."""
+        """Respond to the last request with these bytes, after the pending responses, then close. Further input is
+        ignored.
+        """
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
@@ -140,7 +142,7 @@ class HttpConnection(HttpToolsProtocol):
         return self.cycle if self.cycle is not None and self.cycle.more_body else None
 
     def _abandon(self, broken: RequestResponseCycle) -> None:
-        """Have no application answer this request, whose body can't be read."""
+        """Prevent any response of the application to this request, which has an unreadable body."""
         if broken is self._current:
             self._current = None
             broken.disconnected = True

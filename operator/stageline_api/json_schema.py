@@ -1,18 +1,18 @@
-"""Where the schemas lie in a client's JSON schema, and where data does, which may look like one. Pure."""
+"""Where a client's JSON schema has nested schemas, as opposed to data, which may look like one. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 _DATA: Final = frozenset({"const", "enum", "default", "examples"})
-"""Keywords that hold values."""
+"""Keywords that contain data."""
 _BY_NAME: Final = frozenset(
     {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"}
 )
-"""Keywords that hold schemas by names of the client's own, which may be those of keywords."""
+"""Keywords that contain schemas by the client's own names, which may equal keywords."""
 
 
 def schemas_in(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What right inside of `schema` may be a schema, each with its place there."""
+    """The direct children of `schema` that may be schemas, each with its place."""
     for key, value in schema.items():
         if key in _DATA:
             continue
@@ -25,7 +25,7 @@ def schemas_in(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def with_schemas(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """`schema` with what `change` makes of each of those."""
+    """`schema` with `change` applied to each of those children."""
     return {key: _changed(key, value, change) for key, value in schema.items()}
 
 

@@ -1,4 +1,4 @@
-"""Label and annotation keys that Stageline puts on objects. Logic is keyed by these, never by parsed names."""
+"""Label and annotation keys that Stageline sets on objects. Code reads these and never parses names."""
 
 from typing import Final
 
@@ -9,11 +9,11 @@ REVISION: Final = "stageline.dev/revision"
 INCARNATION: Final = "stageline.dev/incarnation"
 
 RESTART: Final = "stageline.dev/restart"
-"""Annotation of a PipelineModel: a new value tries its failed groups again."""
+"""Annotation of a PipelineModel: a new value retries its failed groups."""
 APPLIED_HASH: Final = "stageline.dev/applied-hash"
-"""Annotation of an object that the operator made: hash of the manifest it was made from."""
+"""Annotation of an object created by the operator: hash of its manifest."""
 TLS_NAME: Final = "stageline.dev/tls-name"
-"""Annotation of a stage's pod: its engine speaks HTTPS, and shows a certificate for this DNS name."""
+"""Annotation of a stage's pod: its engine speaks HTTPS with a certificate for this DNS name."""
 
 APP_NAME: Final = "app.kubernetes.io/name"
 APP_INSTANCE: Final = "app.kubernetes.io/instance"

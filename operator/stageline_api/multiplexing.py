@@ -1,22 +1,21 @@
-"""`POST /v1/multiplexed`: many generations of one client over one connection, while both of its bodies are open.
+"""`POST /v1/multiplexed`: many generations of one client over one connection with two open bodies.
 
-The client's body is chunked and has a line for each thing it says: what it is (`Word`), a blank, the stream's number,
-and behind `open` a blank and the `GenerateRequest` as JSON; whatever is wrong with that is its stream's matter. It
-opens streams, and may hold, go on with and close each of them. The engine's body is chunked, too, and has a line for
-each event of any stream: the stream's number, a blank, and the event as JSON (`engine_http.Event`). What
-several streams have to say at once goes out in one write. A line of a number alone is that stream's blank line, which
-says that it still waits for its turn; a line of nothing says nothing.
+The client's body is chunked; each message is one line: a `Word`, a space and the stream's number. `open` adds a space
+and the `GenerateRequest` as JSON; an error in that JSON affects only its stream. The client opens, holds, resumes and
+closes streams. The engine's body is chunked too; each event of a stream is one line: the stream's number, a space, and
+the event as JSON (`engine_http.Event`). Events of several streams that are due at once share one write. A line with
+only a number is that stream's blank line, which reports that it still waits; an empty line has no meaning.
 
-Numbers are the client's own, are counted upwards, and never come twice on a connection. A stream is over with its
-`Finished`, `Failed` or `Refused`, or when the client closes it, which aborts it. The connection's end aborts all of
-them. While a stream is held the engine keeps what it has to say, merged, and writes none of it: so one slow reader
-stops nobody else's tokens. A client's line whose word or number can't be read, or which is too long, ends the
-connection. A client that ends its body opens no more streams; the engine ends its own then, or when it shuts down, once
-no stream is left.
+The client chooses the numbers; they increase and never repeat on a connection. A stream ends with its `Finished`,
+`Failed` or `Refused`, or when the client closes it, which aborts it. The end of the connection aborts all streams.
+While a stream is held the engine merges its events and writes none of them, so that a slow reader never blocks other
+streams. A client's line with an unknown word or number, or a line that is too long, ends the connection. A client that
+ends its body opens no more streams. The engine ends its own body then, or when it shuts down, once all streams have
+ended.
 
-Why lines over HTTP and not WebSocket or HTTP/2: both ends have an HTTP/1.1 parser in C already, with its bounds, its
-key and its TLS; see docs/dev/adr/0043. A client that sends long requests, or asks for megabytes of log probabilities,
-best opens a second connection for those, so that they delay no others.
+Lines over HTTP rather than WebSocket or HTTP/2: both ends already have an HTTP/1.1 parser in C with limits, keys and
+TLS; see docs/dev/adr/0043. A client that sends long requests, or asks for megabytes of log probabilities, should use a
+second connection for those, so that they delay no others.
 """
 
 from collections.abc import Iterable
@@ -26,25 +25,25 @@ from typing import Final
 
 MULTIPLEXED_PATH: Final = "/v1/multiplexed"
 QUICK_LINE_BYTES: Final = 64 * 1024
-"""A request of up to so many is parsed in a millisecond."""
+"""A request up to this size is parsed in a millisecond."""
 MOST_LINE_BYTES: Final = 8 * 1024 * 1024
-"""Of a request on a client's line."""
+"""Maximum size of a request on a client's line."""
 LINE_LIMIT_BYTES: Final = MOST_LINE_BYTES + 1024
-"""A line with a request of `MOST_LINE_BYTES`."""
+"""Maximum line length, with a request of `MOST_LINE_BYTES`."""
 _MOST_DIGITS: Final = 15
 
 
 class Word(StrEnum):
-    """What a client's line says."""
+    """The message of a client's line."""
 
     OPEN = "open"
-    """Generate this, as a stream of that number."""
+    """Generate this request as the stream with that number."""
     CLOSE = "close"
-    """Nothing more is wanted of it. May cross its end, and is nothing then."""
+    """Abort the stream. Ignored if the stream has already ended."""
     HOLD = "hold"
-    """Keep what comes for it until `GO_ON`."""
+    """Buffer its events until `GO_ON`."""
     GO_ON = "go_on"
-    """Write of it again."""
+    """Write its events again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +51,20 @@ class ClientLine:
     word: Word
     stream: int
     request: bytes = b""
-    """Behind `open`: JSON, not looked at yet."""
+    """After `open`: JSON, not parsed yet."""
 
     def written(self) -> bytes:
-        """The line, with its end."""
+        """The line, including its newline."""
         rest = b" " + self.request if self.word is Word.OPEN else b""
         return b"%b %d%b\n" % (self.word.encode(), self.stream, rest)
 
 
 class UnreadableLineError(ValueError):
-    """Nobody can say which stream was meant. The message shows none of the line's words."""
+    """The line names no stream. The message shows none of the line's content."""
 
 
 def client_line(line: bytes) -> ClientLine:
-    """What a client's line, without its end, says; raises UnreadableLineError."""
+    """Parse a client's line without its newline; raises UnreadableLineError."""
     word, _, rest = line.partition(b" ")
     number, blank, request = rest.partition(b" ")
     try:
@@ -73,32 +72,32 @@ def client_line(line: bytes) -> ClientLine:
     except ValueError:
         raise UnreadableLineError(f"a line of {len(line)} bytes begins with no known word") from None
     if (known is Word.OPEN) != bool(blank):
-        raise UnreadableLineError(f"a line of {len(line)} bytes has too much or too little behind '{known}'")
+        raise UnreadableLineError(f"a line of {len(line)} bytes has too much or too little after '{known}'")
     return ClientLine(known, stream_number(number), request)
 
 
 def stream_number(written: bytes) -> int:
-    """The number of a stream as it is written: in decimal digits, without any that it doesn't need.
+    """Parse a stream's number: decimal digits without leading zeros.
 
     Raises UnreadableLineError.
     """
     if not written.isdigit() or len(written) > _MOST_DIGITS or (written[:1] == b"0" and written != b"0"):
-        raise UnreadableLineError("a line has no stream's number where one belongs")
+        raise UnreadableLineError("a line has no stream number where one is expected")
     return int(written)
 
 
 class BrokenConnectionError(Exception):
-    """The client doesn't keep to what is agreed: nothing more is read from it. The message shows none of its words."""
+    """The client violates the protocol: the engine stops reading. The message shows none of the client's content."""
 
 
 class LineCutter:
-    """Cuts what comes into lines; holds no more than the beginning of one."""
+    """Splits received bytes into lines; buffers only the start of one."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def cut(self, chunk: bytes) -> Iterable[bytes]:
-        """The lines that are whole now, blank ones left out.
+        """The complete lines, without blank ones.
 
         Raises:
             BrokenConnectionError: a line is longer than `LINE_LIMIT_BYTES`.
@@ -114,7 +113,7 @@ class LineCutter:
         return [line for line in lines if line]
 
     def end(self) -> None:
-        """The client has written all it will.
+        """Check that the client's body ended at the end of a line.
 
         Raises:
             BrokenConnectionError: it stopped within a line.

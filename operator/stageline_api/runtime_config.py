@@ -1,4 +1,4 @@
-"""The resolved config: what the planner writes into a group's ConfigMap and every container reads.
+"""The resolved config: the planner writes it into a group's ConfigMap, and every container reads it.
 
 All defaults have been applied by then, except those that depend on the devices that stages find. Units are in the
 names.
@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 COMPILED_SUBDIRECTORY: Final = "compiled"
-"""Directory of the model cache for compiled kernels; stages may write it where models are read-only."""
+"""Directory of the model cache for compiled kernels; stages may write it even if models are read-only."""
 
 
 class LayerRange(BaseModel):
@@ -58,7 +58,7 @@ _GPU_LIMITS: Final = StepLimits(256, 8192)
 
 
 class LoraAdapter(BaseModel):
-    """An adapter that is loaded beside the model: the name it is served under, and its directory in the containers."""
+    """An adapter loaded beside the model: its served name, and its directory in the containers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -67,18 +67,18 @@ class LoraAdapter(BaseModel):
 
 
 class SpeculativeConfig(BaseModel):
-    """Drafts of the next tokens: by lookup in a request's own tokens, or by a smaller model on the last stage."""
+    """Speculative decoding: drafts by lookup in a request's own tokens, or by a smaller model on the last stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: int = 15
-    """Most drafts of one row."""
+    """Maximum drafts of one row."""
     min_match: int = 1
-    """Fewest tokens that lookup must have seen before."""
+    """Minimum n-gram length that lookup matches."""
     recent_answers: int = 0
-    """Ended answers that lookup may copy from, besides the request itself."""
+    """Finished answers that lookup may copy from, besides the request itself."""
     draft_source: str | None = None
-    """Canonical source URL of the model that drafts; None looks drafts up."""
+    """Canonical source URL of the draft model; None uses lookup."""
 
 
 class TlsConfig(BaseModel):
@@ -87,13 +87,13 @@ class TlsConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     directory: str
-    """Where `tls.crt`, `tls.key` and `ca.crt` lie."""
+    """Directory with `tls.crt`, `tls.key` and `ca.crt`."""
     name: str
-    """The DNS name that every certificate must be for."""
+    """The DNS name that every certificate must have."""
 
 
 class RuntimeConfig(BaseModel):
-    """Everything the engine and the stages of one group need, besides the contract's environment."""
+    """Everything that the engine and the stages of one group need, besides the contract's environment."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -106,19 +106,18 @@ class RuntimeConfig(BaseModel):
     cache_dir: str
     """Root of the model cache: written by `stageline prepare`, and by stages that fetch their own shards."""
     cache_limit_bytes: int | None = None
-    """What the cache may hold before the longest unused models are removed from it; None: nothing ever is."""
+    """Maximum size of the cache; beyond it the least recently used models are deleted. None: no limit."""
     stage_count: int
     engine_name: Literal["stageline", "vllm"] = "stageline"
-    """What computes: the own runtime, or vLLM under a supervisor in each stage's container."""
+    """Stageline's own runtime, or vLLM under a supervisor in each stage's container."""
     extra_args: tuple[str, ...] = ()
-    """Words added to `vllm serve`; checked by `stageline_api.resource.serving.vllm_arguments`."""
+    """Arguments added to `vllm serve`; checked by `stageline_api.resource.serving.vllm_arguments`."""
     lora_adapters: tuple[LoraAdapter, ...] = ()
     """Served beside the model, each under its own name; vLLM only."""
     tensor: int = 1
-    """Ranks of a stage that share each of its layers: processes of the one pod, or devices under vLLM."""
+    """Ranks of a stage that share each of its layers: processes of the pod, or devices under vLLM."""
     expert: int = 1
-    """Ranks of a stage among which the experts of a mixture are divided; each holds all else, and requests of its own.
-    """
+    """Ranks of a stage that divide the experts of a mixture; each has all other weights, and its own requests."""
     dtype: str = "auto"
     """`auto` (the model's own), `float32` or `bfloat16`."""
     max_model_len: int | None = None
@@ -127,22 +126,23 @@ class RuntimeConfig(BaseModel):
     max_num_batched_tokens: int | None = None
     """Maximum tokens of one step; a longer prompt is prefilled in chunks. None: see `step_limits`."""
     prefix_cache: bool = True
-    """Begin a request with what an earlier one left in the KV cache, where their first tokens are the same."""
+    """Reuse the KV cache of an earlier request with the same prefix."""
     generation_config: Literal["model", "none"] = "none"
-    """Whether the model's `generation_config.json` says how to sample where a request does not. A config that was
-    written before there was this field goes on without."""
+    """Whether the model's `generation_config.json` gives the default sampling parameters. A config from before this
+    field exists has `none`.
+    """
     graphs: Literal["auto", "off", "piecewise", "full"] = "auto"
     """`auto`, `off`, `piecewise` or `full`: how much of a step runs as captured graphs."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What stages compute on; `auto` takes a CUDA device where one is visible."""
+    """Device of the stages; `auto` uses a visible CUDA device."""
     seed: int = 0
     speculative: SpeculativeConfig | None = None
-    """None: no row ever carries a draft."""
+    """None: no speculative decoding."""
     stage_layers: tuple[LayerRange, ...] | None = None
     """Explicit cut, one range per stage; None lets the engine cut."""
     network_interface: str | None = None
     tls: TlsConfig | None = None
-    """None: what crosses between pods is in clear."""
+    """None: traffic between pods is not encrypted."""
     timeouts: Timeouts = Timeouts()
 
     def step_limits(self, *, on_gpus: bool) -> StepLimits:
@@ -151,10 +151,10 @@ class RuntimeConfig(BaseModel):
 
     @property
     def stage_ranks(self) -> int:
-        """How many processes a stage of Stageline's own engine is; another engine's nodes start their own."""
+        """How many processes a stage of Stageline's own engine has; vLLM's nodes start their own."""
         return self.tensor_ranks * self.expert
 
     @property
     def tensor_ranks(self) -> int:
-        """Of these, the ones that share each layer."""
+        """How many of these share each layer."""
         return self.tensor if self.engine_name == "stageline" else 1

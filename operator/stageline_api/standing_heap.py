@@ -1,13 +1,13 @@
-"""Keeps what a process made while it started out of the garbage collector's rounds.
+"""Excludes a process's startup objects from garbage collection.
 
-A stage, an engine or a gateway holds some 200,000 objects of its libraries for its whole life. The collector's full
-round walks all of them, 35 to 100 ms in which no step and no token goes on, and comes again and again under load.
+A stage, an engine or a gateway keeps some 200,000 objects of its libraries permanently. A full collection walks all of
+them: 35 to 100 ms without a step or a token, repeatedly under load.
 """
 
 import gc
 
 
 def settle_heap() -> None:
-    """What is alive now counts as here to stay; call it once, when the start is over."""
-    gc.collect()  # Loading leaves cycles, which would stay too.
+    """Treat all live objects as permanent; call it once, after startup."""
+    gc.collect()  # Loading leaves cycles, which would become permanent too.
     gc.freeze()

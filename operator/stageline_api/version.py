@@ -1,4 +1,4 @@
-"""Which Stageline this is: the version of the distribution that is installed."""
+"""The installed version of Stageline."""
 
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def stageline_version() -> str:
-    """The version, or `source` where the code is imported from a tree that was never installed.
+    """The version, or `source` if the code is imported from a tree that was never installed.
 
-    Reading a distribution's metadata takes longer than all else that is done for a request, so it is read once.
+    Reading a distribution's metadata is slow compared with a request, so it is read once.
     """
     try:
         return version("stageline")

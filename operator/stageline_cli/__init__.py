@@ -1,1 +1,1 @@
-"""The command `stageline`. A subcommand is imported when it is invoked, so help needs neither torch nor a network."""
+"""The command `stageline`. A subcommand is imported only when it runs, so help needs neither torch nor a network."""

@@ -1,7 +1,7 @@
-"""One PipelineModel of a cluster, as commands read and change it: its spec, its revisions, and the wait for a rollout.
+"""One PipelineModel of a cluster for commands: its spec, its revisions, and waiting for a rollout.
 
-What is changed is written on top of what was read (`resourceVersion`), so that nobody else's change is lost. Waiting
-ends when the model is Ready as it was asked for, when it stalls, or when time is up; it changes nothing.
+Changes are based on the version that was read (`resourceVersion`), so that concurrent changes are never lost. Waiting
+ends when the model is Ready at the requested generation, when it stalls, or after the timeout; it changes nothing.
 """
 
 import time
@@ -25,7 +25,7 @@ _LOOK_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A revision that the cluster still knows, with the spec it was made from."""
+    """A revision that the cluster still knows, with its spec."""
 
     name: str
     created: str
@@ -34,7 +34,7 @@ class Revision:
 
 
 class ClusterModel:
-    """All methods raise `UserError` with the API server's words."""
+    """All methods raise `UserError` with the API server's message."""
 
     def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
         self._api = api
@@ -53,7 +53,7 @@ class ClusterModel:
             raise UserError(f"PipelineModel {self.name!r} can't be read: {error}") from error
 
     def change(self, manifest: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
-        """Put `spec` in place of the one that `manifest` was read with; returns the new manifest."""
+        """Replace the spec of `manifest` by `spec`; returns the new manifest."""
         patch = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": manifest["metadata"]["resourceVersion"]},
             {"op": "replace", "path": "/spec", "value": spec},
@@ -64,7 +64,7 @@ class ClusterModel:
             raise UserError(f"PipelineModel {self.name!r} can't be changed: {error}") from error
 
     def revisions(self, status: PipelineModelStatus) -> list[Revision]:
-        """Those that groups still have and the current one, the newest first."""
+        """The revisions of existing groups and the current one, the newest first."""
         try:
             path, selector = f"/api/v1/namespaces/{self.namespace}/configmaps", f"{labels.MODEL}={self.name}"
             found = self._api.get_json(path, labelSelector=selector)["items"]
@@ -79,7 +79,7 @@ class ClusterModel:
         return sorted(revisions, key=lambda each: each.created, reverse=True)
 
     def wait_ready(self, generation: int, timeout_seconds: float, say: Callable[[str], None]) -> None:
-        """Until the operator has brought about that generation of the spec; each new state of the rollout is said."""
+        """Wait until the operator has rolled out that generation of the spec; reports each new state."""
         deadline = time.monotonic() + timeout_seconds
         said = ""
         while True:
@@ -91,12 +91,12 @@ class ClusterModel:
             if is_over:
                 return
             if time.monotonic() > deadline:
-                raise UserError(f"not Ready within {timeout_seconds:g} s; it goes on without this command: {words}")
+                raise UserError(f"not Ready within {timeout_seconds:g} s; the rollout continues: {words}")
             time.sleep(_LOOK_SECONDS)
 
 
 def _progress(status: PipelineModelStatus, generation: int) -> tuple[str, bool]:
-    """What to say, and whether the model is as asked; raises `UserError` when it stalls."""
+    """The state as a sentence, and whether the rollout is complete; raises `UserError` if it stalls."""
     if (status.observed_generation or 0) < generation:
         return "waiting for the operator", False
     conditions = {each.type: each for each in status.conditions}

@@ -1,4 +1,4 @@
-"""`stageline debug-bundle`: all that is known of a model in one archive, without secrets, for whoever looks into it."""
+"""`stageline debug-bundle`: everything about a model in one archive, without secrets, for debugging."""
 
 import io
 import sys
@@ -40,8 +40,8 @@ _READINGS_APART_SECONDS: Final = 1.0
 def debug_bundle(model: str | None, group: int | None, output: Path | None, trace_seconds: float, **where: Any) -> None:
     """Pack objects, Events, logs, metrics and traces of MODEL (the only one by default) into one archive.
 
-    Secrets are taken out: no Secret is read, and tokens, keys and passwords in variables, headers and logs are blanked.
-    What can't be had is listed in the archive's README.md with its reason.
+    Secrets are removed: no Secret is read, and tokens, keys and passwords in variables, headers and logs are redacted.
+    The archive's README.md lists missing files with the reason.
     """
     with open_source(**where) as source:
         chosen = _of_group(one_model(source, model), group)

@@ -1,8 +1,9 @@
-"""`stageline drain NODE`: move every stage off a node, group by group, so that no model goes without.
+"""`stageline drain NODE`: move every stage off a node, group by group, so that every model keeps serving.
 
-The node is cordoned first. Then one pod of each group is evicted, which ends the whole group, and the operator makes
-it anew elsewhere. The API server refuses an eviction that would leave a model with fewer groups than its disruption
-budget keeps; then the command waits and asks again. It deletes nothing, and leaves all other pods to `kubectl drain`.
+The node is cordoned first. Then one pod of each group is evicted, which ends the whole group, and the operator creates
+it again on other nodes. The API server refuses an eviction that would leave a model with fewer groups than its
+PodDisruptionBudget allows; then the command waits and retries. It deletes nothing, and leaves all other pods to
+`kubectl drain`.
 """
 
 import time
@@ -22,11 +23,11 @@ from stageline_kubernetes.reader import ApiServer, log_in
 
 _LOOK_SECONDS: Final = 1.0
 _REFUSED_FOR_NOW: Final = 429
-"""How the API server refuses an eviction that a disruption budget forbids."""
+"""Status of an eviction that a PodDisruptionBudget forbids."""
 
 
 class Group(NamedTuple):
-    """One life of a group; `incarnation` tells it from the next."""
+    """One incarnation of a group."""
 
     namespace: str
     model: str
@@ -39,13 +40,13 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeStages:
-    """The stages of a node and what may be done about them. All methods raise `UserError`."""
+    """The stages of a node, and evictions. All methods raise `UserError`."""
 
     api: ApiServer
     node: str
 
     def cordon(self) -> None:
-        """Keep new pods off the node."""
+        """Mark the node unschedulable."""
         patch = [{"op": "add", "path": "/spec/unschedulable", "value": True}]
         try:
             self.api.patch_json(self._node_path, patch)
@@ -55,7 +56,7 @@ class NodeStages:
             raise UserError(f"node {self.node!r} can't be cordoned: {error}") from error
 
     def groups(self) -> dict[Group, str]:
-        """The groups that have a pod on the node, each with the name of one that is not ending, or nothing."""
+        """The groups with a pod on the node, each with the name of a pod that is not ending, or an empty string."""
         try:
             found = self.api.get_json(
                 "/api/v1/pods", labelSelector=labels.MODEL, fieldSelector=f"spec.nodeName={self.node}"
@@ -70,7 +71,7 @@ class NodeStages:
         return groups
 
     def evict(self, group: Group, pod: str) -> str:
-        """Ask for the eviction of a pod; returns why it is refused for now, or nothing."""
+        """Request the eviction of a pod; returns why it is refused for now, or an empty string."""
         place = f"/api/v1/namespaces/{quote(group.namespace, safe='')}/pods/{quote(pod, safe='')}/eviction"
         metadata = {"name": pod, "namespace": group.namespace}
         try:
@@ -102,8 +103,8 @@ class NodeStages:
 def drain(node: str, dry_run: bool, timeout_seconds: float, kubeconfig: Path | None, context: str | None) -> int:
     """Cordon NODE and move all stages off it, one group of a model at a time, in all namespaces.
 
-    Running requests go on in other groups, as when a group restarts; a model of one group is away while it starts
-    elsewhere. Interrupted or out of time, the node stays cordoned: `kubectl uncordon NODE`.
+    Running requests continue in other groups, as when a group restarts; a model with one group is unavailable while it
+    starts elsewhere. If interrupted or out of time, the node stays cordoned: `kubectl uncordon NODE`.
     """
     with _logged_in(kubeconfig, context) as api:
         stages = NodeStages(api, node)
@@ -114,34 +115,34 @@ def drain(node: str, dry_run: bool, timeout_seconds: float, kubeconfig: Path | N
         stages.cordon()
         click.echo(f"{node} is cordoned")
         move_stages(stages, timeout_seconds, click.echo)
-        click.echo(f"no stage is left on {node}; kubectl drain {node} moves what else is there")
+        click.echo(f"no stage is left on {node}; kubectl drain {node} moves the other pods")
     return 0
 
 
 def move_stages(stages: NodeStages, timeout_seconds: float, say: Callable[[str], Any]) -> None:
-    """Evict one pod of each group, again and again until none is left; raises `UserError` when time is up."""
+    """Evict one pod of each group repeatedly until none is left; raises `UserError` after the timeout."""
     deadline = time.monotonic() + timeout_seconds
-    told: dict[Group, str] = {}
+    reported: dict[Group, str] = {}
     while left := stages.groups():
-        for group, words in _ask_to_leave(stages, left, told):
-            if told.get(group) != words:
+        for group, words in _ask_to_leave(stages, left, reported):
+            if reported.get(group) != words:
                 say(f"{group}: {words}")
-            told[group] = words
+            reported[group] = words
         if time.monotonic() > deadline:
             names = ", ".join(str(group) for group in sorted(left))
             raise UserError(
                 f"{stages.node} still has a stage of {names} after {timeout_seconds:g} s; it stays cordoned, "
-                "and what has begun goes on without this command"
+                "and started moves continue without this command"
             )
         time.sleep(_LOOK_SECONDS)
 
 
 def _ask_to_leave(
-    stages: NodeStages, groups: Mapping[Group, str], told: Mapping[Group, str]
+    stages: NodeStages, groups: Mapping[Group, str], reported: Mapping[Group, str]
 ) -> Iterator[tuple[Group, str]]:
     for group in sorted(groups):
         pod = groups[group]
-        if not pod or told.get(group) == _LEAVING:
+        if not pod or reported.get(group) == _LEAVING:
             yield group, _LEAVING
         elif refused := stages.evict(group, pod):
             yield group, f"waits: {refused}"

@@ -1,4 +1,4 @@
-"""`stageline engine`: the container entry point of a group's engine, whatever computes for it."""
+"""`stageline engine`: the container entry point of a group's engine, for every backend."""
 
 from typing import TYPE_CHECKING, assert_never
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @click.command("engine")
 def engine() -> None:
-    """Run the engine of one group. Configured by the pod contract's environment alone."""
+    """Run the engine of one group. Only the pod contract's environment configures it."""
     run_engine(core_class_of)
 
 
 def core_class_of(config: RuntimeConfig) -> "type[CoreLife]":
-    """The core for the stages of a group with this config."""
+    """The engine core for the stages of a group with this config."""
     match config.engine_name:
         case "stageline":
             from stageline_runtime.engine.core import EngineCore

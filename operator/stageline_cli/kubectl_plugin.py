@@ -1,7 +1,7 @@
-"""`kubectl stageline`: the on-call commands as a plugin, which kubectl finds on the PATH as `kubectl-stageline`.
+"""`kubectl stageline`: the on-call commands as a kubectl plugin, named `kubectl-stageline` on the PATH.
 
-They are the commands of `stageline` with `--cluster` given: who types `kubectl` means the cluster, also on a machine
-where a `stageline up` runs. kubectl hands a plugin only what stands behind its name, so `-n` and `--context` go there.
+They are the commands of `stageline` with `--cluster`: a kubectl user means the cluster, even on a machine with a
+running `stageline up`. kubectl only passes on arguments after the plugin's name, so `-n` and `--context` go there.
 """
 
 import sys
@@ -12,12 +12,12 @@ from stageline_cli.main import COMMANDS, run
 
 ON_CALL: Final = ("status", "top", "debug-bundle")
 CHANGES: Final = ("restart", "rollback", "drain")
-"""They know no other place than a cluster."""
+"""These only work on a cluster."""
 
 plugin = LazyGroup(
     name="kubectl stageline",
     commands_table={name: COMMANDS[name] for name in (*ON_CALL, *CHANGES)},
-    help="Show how PipelineModels of a cluster are, and change them.",
+    help="Show the state of a cluster's PipelineModels, and change them.",
     context_settings={
         "help_option_names": ["-h", "--help"],
         "max_content_width": 120,
@@ -27,5 +27,5 @@ plugin = LazyGroup(
 
 
 def main() -> None:
-    """Run the plugin on `sys.argv` and end the process with its exit status."""
+    """Run the plugin on `sys.argv` and exit with its status."""
     sys.exit(run(group=plugin))

@@ -1,6 +1,6 @@
-"""A click group whose subcommands are a table: name, where the command lives, its help, the extra it needs.
+"""A click group with a table of subcommands: name, module, help, required extra.
 
-Help is printed from the table alone. A subcommand whose dependency is not installed says which extra has it.
+Help is printed from the table alone. A subcommand with a missing dependency names the extra to install.
 """
 
 import importlib
@@ -19,11 +19,11 @@ class LazyCommand:
     """`module:attribute` of a `click.Command`."""
     help: str
     extra: str | None = None
-    """Extra of the distribution `stageline` that holds what the command imports; None when the base does."""
+    """Extra of the distribution `stageline` that the command needs; None if it needs none."""
 
 
 class LazyGroup(click.Group):
-    """Looks subcommands up in a table and imports one when it is run."""
+    """Looks subcommands up in a table and imports one when it runs."""
 
     def __init__(self, *args: Any, commands_table: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,7 +34,7 @@ class LazyGroup(click.Group):
         return list(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one subcommand; None when the table has no such name."""
+        """Import one subcommand; None if the table has no such name."""
         del ctx
         row = self._table.get(cmd_name)
         return None if row is None else self._load(cmd_name, row)
@@ -46,7 +46,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, row.help) for name, row in self._table.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run, and name the extra when a command finds only later that a dependency is missing."""
+        """Run, and name the extra if a command finds a missing dependency only later."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -67,7 +67,7 @@ class LazyGroup(click.Group):
 
 
 def _missing_dependency(name: str, row: LazyCommand, error: ModuleNotFoundError) -> Exception:
-    """A sentence for a dependency that is not installed; the error itself when one of our own modules is missing."""
+    """A sentence for a missing dependency; the error itself if one of our own modules is missing."""
     missing = (error.name or "").partition(".")[0]
     if not missing or missing.startswith("stageline_") or row.extra is None:
         return error

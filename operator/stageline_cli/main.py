@@ -1,4 +1,4 @@
-"""Entry point of `stageline`: the table of subcommands, and what a failure looks like to the person who typed it."""
+"""Entry point of `stageline`: the table of subcommands, and the output of failures."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from stageline_api.version import stageline_version
 from stageline_cli.lazy_group import LazyCommand, LazyGroup
 
 DEBUG_ENV: Final = "STAGELINE_DEBUG"
-"""Set to 1 to see the traceback of an unexpected failure."""
+"""Set to 1 to print the traceback of an unexpected failure."""
 
 _INTERRUPTED: Final = 130
 """128 + SIGINT, as shells report it."""
@@ -24,18 +24,18 @@ COMMANDS: Final = {
         help="Serve a PipelineModel on this machine, each stage a process.",
         extra="runtime,prepare,gateway",
     ),
-    "down": LazyCommand(target="stageline_cli.up.down:down", help="End what `up --detach` started."),
+    "down": LazyCommand(target="stageline_cli.up.down:down", help="Stop what `up --detach` started."),
     "status": LazyCommand(
         target="stageline_cli.status:status",
-        help="Show how models, groups and stages are, and why.",
+        help="Show the state of models, groups and stages, and the reasons.",
         extra="cluster",
     ),
     "top": LazyCommand(
-        target="stageline_cli.top:top", help="Watch what every stage does, and what users get.", extra="cluster"
+        target="stageline_cli.top:top", help="Watch the activity of every stage, and users' latencies.", extra="cluster"
     ),
     "debug-bundle": LazyCommand(
         target="stageline_cli.debug_bundle:debug_bundle",
-        help="Pack what is known of a model, without its secrets.",
+        help="Pack everything about a model, without its secrets.",
         extra="cluster",
     ),
     "restart": LazyCommand(
@@ -45,7 +45,7 @@ COMMANDS: Final = {
     ),
     "rollback": LazyCommand(
         target="stageline_cli.rollout_commands:rollback",
-        help="Take back a rollout that has not ended.",
+        help="Undo a rollout that has not ended.",
         extra="cluster",
     ),
     "drain": LazyCommand(
@@ -95,7 +95,7 @@ COMMANDS: Final = {
     ),
     "gateway": LazyCommand(
         target="stageline_gateway.command:gateway",
-        help="Serve the OpenAI API before the groups.",
+        help="Serve the OpenAI API for the groups.",
         extra="gateway",
     ),
     "operator": LazyCommand(
@@ -124,7 +124,7 @@ cli = LazyGroup(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line (`sys.argv` by default) and end the process with its exit status."""
+    """Run the command line (`sys.argv` by default) and exit with its status."""
     sys.exit(run(arguments))
 
 
@@ -144,7 +144,8 @@ def run(arguments: Sequence[str] | None = None, group: LazyGroup | None = None) 
     except (click.Abort, KeyboardInterrupt):
         return _say("interrupted", _INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output has gone, as with `| head`; Python would complain again when it flushes at exit.
+        # The reader of our output has closed it, as with `| head`; otherwise Python would fail again when it flushes at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:

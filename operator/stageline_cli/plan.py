@@ -1,6 +1,7 @@
-"""`stageline plan`: how a model would be cut, what each stage would hold, and how fast it could be; starts nothing.
+"""`stageline plan`: a model's cut, each stage's memory, and predicted speed; it starts nothing.
 
-Needs the model's `config.json` only; of a model outside the own decoder's families also the headers of its weights.
+Needs only the model's `config.json`; for an architecture that Stageline's runtime does not implement, also the headers
+of its weights.
 """
 
 import json
@@ -34,7 +35,7 @@ USUAL_CONTEXT_TOKENS: Final = 1024
 MOST_SUM_MICROSECONDS: Final = 1_000_000
 
 _SIZES: Final = ("num_layers", "hidden_size", "intermediate_size", "head_dim", "vocab_size", "context_length")
-"""Sizes that the arithmetic divides by or multiplies with."""
+"""Sizes that are divisors or factors of the arithmetic."""
 
 
 @click.command()
@@ -121,7 +122,7 @@ def plan(
 
 
 def find_config(model: PipelineModel, given: Path | None) -> ModelConfig:
-    """The model's config, from the file given or from where the model is on this machine; raises `UserError`."""
+    """The model's config, from the given file or from the model on this machine; raises `UserError`."""
     directory = given or _local_directory(model)
     if directory.is_file():
         path = directory
@@ -135,9 +136,9 @@ def find_config(model: PipelineModel, given: Path | None) -> ModelConfig:
 def build_workload(
     model: PipelineModel, config: ModelConfig, batch: int | None, context: int | None, *, on_this_machine: bool
 ) -> Workload:
-    """What the plan is made for; raises UserError where the context is longer than a sequence may be.
+    """The workload of the plan; raises UserError if the context is longer than a sequence may be.
 
-    A description of hardware doesn't say what it is: `engine.device` does, and `auto` takes it for devices.
+    A hardware description does not name the kind of device: `engine.device` does, and `auto` assumes GPUs.
     """
     engine = model.spec.engine
     on_cpus = engine.name == "stageline" and (engine.device == "cpu" or on_this_machine)
@@ -166,7 +167,7 @@ def _slow_cpu(is_asked: bool) -> str:
 
 
 def find_hardware(devices: str | None, stage_count: int, ranks: int = 1) -> Hardware:
-    """What each rank runs on: what `--devices` describes, else its part of this machine.
+    """Hardware of each rank: from `--devices`, else its share of this machine.
 
     Raises `UserError` for a file that is refused.
     """
@@ -198,7 +199,7 @@ def _read_config(path: Path) -> ModelConfig:
 
 
 def _find_draft(model: PipelineModel) -> ModelConfig | None:
-    """The config of the model that drafts, None without one; raises UserError where it is not on this machine."""
+    """The draft model's config, None without one; raises UserError if it is not on this machine."""
     speculative = model.spec.engine.speculative
     if speculative is None or speculative.draft is None:
         return None

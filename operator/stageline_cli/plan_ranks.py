@@ -1,7 +1,7 @@
-"""What `stageline plan` is told of a stage's ranks: how many there are, what they share, what one exchange takes.
+"""The ranks of a stage for `stageline plan`: their number, what they share, and the time of one exchange.
 
-A model that they can't share is refused with the numbers that don't divide, as the engine would at its start. vLLM
-divides models by rules of its own, so what these ranks can't share is planned there for one, and the plan says so.
+A model that they can't share is refused with the numbers that don't divide, as at the engine's start. vLLM divides
+models by its own rules. If these ranks can't share a vLLM model, the plan is for one rank, with a note.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from stageline_runtime.planning.devices import all_reduce_guess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksToPlan:
-    """Of each stage. One of the two is 1."""
+    """Ranks of each stage. One of the two numbers is 1."""
 
     tensor: int = 1
-    """That share each layer."""
+    """Ranks that share each layer."""
     expert: int = 1
-    """That share the experts alone."""
+    """Ranks that only share the experts."""
     note: str | None = None
-    """Why they are not as many as asked for."""
+    """Why the number differs from the requested one."""
 
     @property
     def count(self) -> int:
@@ -33,7 +33,7 @@ class RanksToPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOptions:
-    """`--tensor` and `--expert`; None where one is not given."""
+    """`--tensor` and `--expert`; None if not given."""
 
     tensor: int | None
     expert: int | None
@@ -45,7 +45,7 @@ class RankOptions:
 
 
 def with_ranks(model: PipelineModel, options: RankOptions) -> PipelineModel:
-    """The model with the options in place of its own ranks; raises UserError where the spec then says no."""
+    """The model with the options instead of its own ranks; raises UserError if the spec then is invalid."""
     if not options.given:
         return model
     parallelism = model.spec.parallelism.model_copy(update=options.given)
@@ -56,7 +56,7 @@ def with_ranks(model: PipelineModel, options: RankOptions) -> PipelineModel:
 
 
 def ranks_to_plan(model: PipelineModel, config: ModelConfig, options: RankOptions) -> RanksToPlan:
-    """Ranks of each stage; raises UserError, of the option where it is one, for a model that they can't share."""
+    """Ranks of each stage; raises UserError, with the option if one was given, for a model that they can't share."""
     tensor, expert = model.spec.parallelism.tensor, model.spec.parallelism.expert
     name, asked = ("expert", expert) if expert > 1 else ("tensor", tensor)
     try:
@@ -73,9 +73,9 @@ def ranks_to_plan(model: PipelineModel, config: ModelConfig, options: RankOption
 def all_reduce_seconds(
     measured_microseconds: float | None, config: ModelConfig, rows: int, *, on_devices: bool
 ) -> float:
-    """What one sum of `[rows, hidden_size]` takes: as measured, else the guess for such ranks.
+    """Time of one sum of `[rows, hidden_size]`: measured, else estimated for such ranks.
 
-    Gathering the rows of all ranks for their experts, and scattering the experts' sums, each move as much.
+    Gathering the rows of all ranks for their experts, and scattering the experts' sums, each move as many bytes.
     """
     if measured_microseconds is not None:
         return measured_microseconds * 1e-6

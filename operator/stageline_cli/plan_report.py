@@ -1,4 +1,4 @@
-"""A group's plan for people and for programs: a table with its totals, or one JSON object. Says what is an estimate."""
+"""A group's plan for people and for programs: a table with totals, or one JSON object. Marks estimates."""
 
 import json
 from dataclasses import dataclass
@@ -33,12 +33,12 @@ class PlanReport:
     plan: GroupPlan
     hardware: Hardware
     sum_is_measured: bool = False
-    """Whether somebody measured what a sum over a stage's ranks takes, or an exchange of their rows."""
+    """Whether the time of a sum over a stage's ranks, or of an exchange of their rows, was measured."""
     ranks_note: str | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One line for each host that can't hold its stages, or device that can't hold its stage."""
+        """One line for each host or device that can't hold its stages."""
         lacking: dict[str, list[StagePrediction]] = {}
         for stage in self.plan.prediction.stages:
             if stage.missing_bytes:
@@ -47,7 +47,7 @@ class PlanReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing about the numbers."""
+        """Notes on the figures."""
         notes = [ESTIMATES]
         if any(device.name == this_machine.NAME for device in self.hardware.devices):
             notes.append(THIS_MACHINE)
@@ -76,7 +76,7 @@ class PlanReport:
         if self.workload.experts > 1:
             return (
                 f"{each}, which share its experts and have sequences of their own; weights and step are those of one. "
-                f"Gathering their rows takes {takes}, and scattering what the experts gave for them as long, {how}; "
+                f"Gathering their rows takes {takes}, and scattering the experts' results as long, {how}; "
                 "a layer with experts waits for both."
             )
         return (
@@ -99,7 +99,7 @@ class PlanReport:
 
 
 def print_tables(report: PlanReport) -> None:
-    """The plan as a table, its totals below, warnings last and marked."""
+    """The plan as a table, then its totals, then marked warnings."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PLAIN_WIDTH)
@@ -117,7 +117,7 @@ def print_json(report: PlanReport) -> None:
 
 
 def ranges_text(cut: tuple[LayerRange, ...]) -> str:
-    """`0-14, 15-29`, as `stages[].layers` is written."""
+    """`0-14, 15-29`, as in `stages[].layers`."""
     return ", ".join(f"{layers.first}-{layers.last}" for layers in cut)
 
 

@@ -1,7 +1,7 @@
-"""`stageline restart` and `stageline rollback`: a person's changes of a model in a cluster, as ordinary rollouts.
+"""`stageline restart` and `stageline rollback`: manual changes of a model in a cluster, as ordinary rollouts.
 
-Both change the spec and nothing else, so that the operator does what it does for any change: surge and drain within
-`rollout`, requests answered throughout. A model that git describes is changed in git; the next sync would undo these.
+Both only change the spec, so the operator handles them like any change: surge and drain within `rollout`, without
+interrupting requests. If a model is managed in git, change it there; the next sync would undo these commands.
 """
 
 import difflib
@@ -23,7 +23,7 @@ from stageline_kubernetes.reader import log_in
 from stageline_operator.planner.objects.identity import SHAPELESS_FIELDS
 
 RESTARTED_AT: Final = "kubectl.kubernetes.io/restartedAt"
-"""The annotation that `kubectl rollout restart` puts on pods, so that both are found by one name."""
+"""The annotation that `kubectl rollout restart` sets on pods, so that both have one name."""
 _OPTIONS: Final = (
     *CLUSTER_OPTIONS,
     click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the model is Ready or stalls."),
@@ -47,7 +47,7 @@ def _changes_a_model(command: Any) -> Any:
 def restart(model: str, wait: bool, timeout_seconds: float, **where: Any) -> int:
     """Replace all groups of MODEL, one after another, as a rollout.
 
-    Groups that have spent their restarts are tried again too.
+    Groups that have used up their restarts are retried too.
     """
     with _opened(model, **where) as found:
         manifest = found.read()
@@ -72,8 +72,8 @@ def rollback(
 ) -> int:
     """Restore the spec of an earlier revision; groups that still have it are unchanged.
 
-    A revision is kept for as long as a group has it, so this takes back a rollout that has not ended. `replicas`,
-    `restart`, `rollout` and `suspend` stay as they are.
+    A revision is kept as long as a group has it, so this undoes a rollout that has not ended. `replicas`, `restart`,
+    `rollout` and `suspend` don't change.
     """
     with _opened(model, **where) as found:
         manifest = found.read()
@@ -110,13 +110,13 @@ def _target(revisions: list[Revision], status: PipelineModelStatus, wanted: str 
     if wanted is not None:
         chosen = next((each for each in others if each.name == wanted), None)
         if chosen is None:
-            raise UserError(f"--to {wanted}: not a revision to go back to; there are: {known}", 2)
+            raise UserError(f"--to {wanted}: no such revision; available: {known}", 2)
         return chosen
     chosen = next((each for each in others if each.groups), None)
     if chosen is None:
         raise UserError(
             f"no group has another revision than {status.update_revision or 'the current one'}: the rollout has ended, "
-            "and what came before it is known to git alone; apply the older file"
+            "and earlier revisions are gone; apply the older file"
         )
     return chosen
 
@@ -132,7 +132,7 @@ def _difference(revisions: list[Revision], status: PipelineModelStatus, target: 
     """From the current revision's spec to the target's, both with the defaults of their time."""
     current = next((each for each in revisions if each.name == status.update_revision), None)
     if current is None:
-        return f"the current revision's spec is not there to compare with; that of {target.name} is put in its place"
+        return f"the current revision's spec is missing: no comparison; the spec of {target.name} replaces it"
     names = (f"revision {current.name}", f"revision {target.name}")
     lines = difflib.unified_diff(_shown(current.spec), _shown(target.spec), *names, n=2, lineterm="")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`stageline status`: how models are, once, in words for people or in JSON for scripts."""
+"""`stageline status`: the state of models, once, as text for people or as JSON for scripts."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ from stageline_cli.on_call.sources.source import ModelObjects, Source
 from stageline_cli.on_call.views.status_view import fleet_view, model_view
 
 PLAIN_WIDTH: Final = 200
-"""Columns where the output is no terminal."""
+"""Columns if the output is no terminal."""
 EXIT_DEGRADED: Final = 3
 EXIT_DOWN: Final = 4
 
@@ -60,7 +60,7 @@ class _Format:
 def status(model: str | None, output: str, window_seconds: float, exit_code: bool, **where: Any) -> int:
     """Show all models, or MODEL's groups, stages, states and failures.
 
-    Asks the `stageline up` of this machine when there is one, else the cluster that kubectl would talk to.
+    Reads the `stageline up` of this machine if there is one, else the cluster of kubectl's current context.
     """
     with open_source(**where) as source:
         models = source.models(None) if model is None else [one_model(source, model)]
@@ -70,19 +70,19 @@ def status(model: str | None, output: str, window_seconds: float, exit_code: boo
 
 
 def observe_twice(source: Source, models: list[ModelObjects], window_seconds: float) -> Snapshot:
-    """Facts with what happened within `window_seconds`."""
+    """Facts with the activity of `window_seconds`."""
     earlier = Reading()
     if window_seconds > 0 and any(one.is_up for one in models):
         earlier = read_all(source.http, models)
         if not earlier.is_empty:
             time.sleep(window_seconds)
-    # Who reached nobody won't a second later either, and unreachable pods take their time.
+    # If no pod was reached, a second attempt would fail too, and unreachable pods cost time.
     later = earlier if earlier.problems and earlier.is_empty else read_all(source.http, models)
     return build_snapshot(source.where, models, earlier, later, datetime.now(UTC))
 
 
 def health_exit_code(snapshot: Snapshot) -> int:
-    """0 when every model is as it should be; the worst counts."""
+    """0 if every model is healthy; otherwise the worst one decides."""
     healths = {one.health for one in snapshot.models}
     if not healths or healths & {Health.STARTING, Health.DOWN, Health.ENDED}:
         return EXIT_DOWN
@@ -90,7 +90,7 @@ def health_exit_code(snapshot: Snapshot) -> int:
 
 
 def plain_or_terminal() -> Console:
-    """A console on stdout; wide where that is a file or a pipe."""
+    """A console on stdout; wide if that is a file or a pipe."""
     console = Console(highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 

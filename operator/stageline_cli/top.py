@@ -1,4 +1,4 @@
-"""`stageline top`: what every stage does, redrawn until q or Ctrl-C; plain text where there is no terminal."""
+"""`stageline top`: the activity of every stage, redrawn until q or Ctrl-C; plain text without a terminal."""
 
 import contextlib
 import select
@@ -29,7 +29,7 @@ from stageline_cli.status import plain_or_terminal
     show_default=True,
     help="Seconds between two readings.",
 )
-@click.option("--once", is_flag=True, help="Read twice, print one frame and end.")
+@click.option("--once", is_flag=True, help="Read twice, print one frame and exit.")
 def top(model: str | None, interval: float, once: bool, **where: Any) -> None:
     """Watch all models, or MODEL: each stage's busy, waiting and idle time, bubble, bottleneck, rates and latencies.
 
@@ -69,7 +69,7 @@ def _draw_frames(watch: Watch, console: Console, interval: float) -> None:
 
 
 class Keys:
-    """Reads standard input where that is a terminal; elsewhere no key ever comes."""
+    """Reads keys from standard input if that is a terminal."""
 
     def __init__(self) -> None:
         self._before: list[Any] | None = None
@@ -88,7 +88,7 @@ class Keys:
                 termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 
     def wait(self, seconds: float) -> str:
-        """The key pressed within `seconds`; empty when none was."""
+        """The key pressed within `seconds`; empty if there was none."""
         if self._before is None:
             time.sleep(seconds)
             return ""

@@ -1,4 +1,4 @@
-"""`stageline trace`: what every stage of a running group does with its time, as a Perfetto trace and a table."""
+"""`stageline trace`: how every stage of a running group spends its time, as a Perfetto trace and a table."""
 
 from pathlib import Path
 from typing import Final
@@ -47,7 +47,7 @@ def trace(
     output: Path,
     state_dir: Path | None,
 ) -> None:
-    """Trace the stages of the model NAME that `stageline up` serves (the only one that is up by default)."""
+    """Trace the stages of the model NAME that `stageline up` serves (by default the only running one)."""
     url = engine_url.rstrip("/") if engine_url else _local_engine(state_dir or default_state_root(), name, group)
     # A proxy of the environment is not meant for stages, whatever address they have.
     with httpx.Client(trust_env=False) as http:
@@ -79,7 +79,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _local_engine(state_root: Path, name: str | None, group: int | None) -> str:
-    """URL of a local group's engine; raises UserError when nothing fits."""
+    """URL of a local group's engine; raises UserError if none matches."""
     running = [record.name for record in running_instances(state_root)]
     if name is None and len(running) > 1:
         raise UserError(f"several models are up ({', '.join(running)}): name one", USAGE_EXIT_CODE)

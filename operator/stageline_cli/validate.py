@@ -1,6 +1,6 @@
 """`stageline validate`: every problem of every file, one line each, before anything is started or applied.
 
-Where a model's `config.json` is at hand (a `file://` directory, or the model cache) the cut and the longest sequence
+If a model's `config.json` is on this machine (a `file://` directory, or the model cache) the cut and the maximum length
 are checked against it too.
 """
 
@@ -40,9 +40,9 @@ def validate(files: tuple[Path, ...]) -> int:
 
 
 def local_config_problems(model: PipelineModel, cache_dir: Path) -> list[FieldProblem]:
-    """What is wrong between a PipelineModel and its model's config; empty where the config is not on this machine.
+    """Problems of a PipelineModel with its model's config; empty if the config is not on this machine.
 
-    `cache_dir` is the model cache of a PipelineModel that names none.
+    `cache_dir` is the default model cache.
     """
     from stageline_runtime.model_facts.foreign_model import read_foreign_model
     from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config

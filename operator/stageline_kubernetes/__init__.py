@@ -1,11 +1,11 @@
-"""The API server of Kubernetes as every part of Stageline uses it: where the login is, calls, errors.
+"""Kubernetes' API server for all parts of Stageline: login, calls, errors.
 
-`client` is for processes that run an event loop (the operator, the gateway); `reader` is for commands, which block.
-Both send plain manifests and raise one `ApiError`. The `kubernetes` library logs in and opens connections; its models
-of objects are not used. Only `places`, `errors` and `resources` can be imported where that library is not installed.
+`client` is for processes with an event loop (the operator, the gateway); `reader` is for commands, which block. Both
+use plain manifests and raise `ApiError`. The `kubernetes` library logs in and opens connections; its object models are
+not used. Only `places`, `errors` and `resources` can be imported without that library.
 
-That library asks for the home directory when it is imported, and fails where there is none: a container's user need not
-be in any passwd file, nor need anybody set HOME. Then it is `/`, as container runtimes have it.
+The library needs a home directory when it is imported and fails without one: a container's user need not have a passwd
+entry or HOME. HOME is then set to `/`, as container runtimes do.
 """
 
 import os

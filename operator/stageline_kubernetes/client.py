@@ -1,9 +1,9 @@
-"""A client for processes that run an event loop: plain manifests in, plain manifests out.
+"""An API client for processes with an event loop; it takes and returns plain manifests.
 
-Each write first asks `before_write`, which stops a replica that does not lead, and in tests stands for a crash. While a
-write waits for its answer, `during_write` is asked every second, and the write is abandoned when that raises. A
-throttled request waits as long as the server asks; no other request waits with it. A request that fails for a passing
-reason is sent again, a few times: so each write must be safe to repeat, whether its answer was lost or never sent.
+Each write first calls `before_write`, which stops a replica that does not lead, and simulates a crash in tests. While a
+write waits for its response, `during_write` is called every second; if it raises, the write is abandoned. A throttled
+request waits as long as the server asks, without delaying other requests. A request that fails with a transient error
+is retried a few times. So each write must be safe to repeat, whether its response was lost or it was never sent.
 """
 
 import asyncio
@@ -31,21 +31,21 @@ _TRIES: Final = 3
 _FIRST_RETRY_SECONDS: Final = 0.25
 _LONGEST_RETRY_SECONDS: Final = 5.0
 _RETRY_WITHIN_SECONDS: Final = 10.0
-"""After which a request is not sent again: its caller decides, who has waited long already."""
+"""After this time a request is not retried: its caller decides."""
 _DURING_WRITE_SECONDS: Final = 1.0
 _PAGE: Final = 500
 _FIRST_REFUSAL: Final = 300
 _BAD_ANSWER: Final = 502
-"""Status of an answer that no API server gives; a proxy may."""
+"""Status of a malformed response, which no API server sends but a proxy may."""
 _CLOSE_SECONDS: Final = 0.25
 
 OnCall = Callable[[str, str, int], None]
-"""Hears of each request, and of each watch that fails: verb, plural, status."""
+"""Called for each request, and each failed watch: verb, plural, status."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Objects of a kind, and the version of the cluster that they show."""
+    """Objects of a kind, and the resourceVersion of the list."""
 
     items: Sequence[Mapping[str, Any]]
     version: int
@@ -73,7 +73,7 @@ class _Request:
 
 
 class KubeApi:
-    """One API server. Make and close it inside the event loop that uses it."""
+    """One API server. Create and close it inside the event loop that uses it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class KubeApi:
 
     async def close(self) -> None:
         await self._client.close()  # type: ignore[no-untyped-call]
-        # Encrypted connections that were closed take some more turns of the loop to end.
+        # Closed TLS connections need a few more iterations of the loop to end.
         await asyncio.sleep(_CLOSE_SECONDS)
 
     async def get(self, resource: ApiResource, namespace: str, name: str) -> dict[str, Any]:
@@ -109,9 +109,9 @@ class KubeApi:
     async def list(
         self, resource: ApiResource, namespace: str = "", selector: str = "", limit: int | None = None, fields: str = ""
     ) -> Listing:
-        """All objects as of one moment, in pages; with `limit`, the first so many. Raises `ApiError`.
+        """A consistent list of all objects, in pages; with `limit`, the first ones. Raises `ApiError`.
 
-        `selector` is of labels, `fields` of those fields that the API server can select by.
+        `selector` is a label selector, `fields` a field selector.
         """
         found: list[dict[str, Any]] = []
         token = ""
@@ -133,10 +133,10 @@ class KubeApi:
     async def watch(
         self, resource: ApiResource, namespace: str, selector: str, version: int, seconds: int
     ) -> AsyncGenerator[Sequence[dict[str, Any]], None]:
-        """Events after a version of the cluster, in batches as they arrive, for `seconds`; then the server ends it.
+        """Events after a resourceVersion, in batches as they arrive, for `seconds`; then the server ends it.
 
-        The first batch is empty: the watch is open. Raises `ApiError`, also for an event of type `ERROR`; of status 0
-        where the connection broke.
+        The first batch is empty: the watch is open. Raises `ApiError`, also for an event of type `ERROR`; with status 0
+        if the connection broke.
         """
         query = {
             "watch": "true",
@@ -179,7 +179,7 @@ class KubeApi:
     async def patch(
         self, resource: ApiResource, path: str, body: Any, content_type: str, query: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Patch an object, in one of the API's four ways. Raises `ApiError`."""
+        """Patch an object, by one of the API's four patch types. Raises `ApiError`."""
         return await self._write(resource, _Request("patch", resource.plural, "PATCH", path, query, body, content_type))
 
     async def replace(self, resource: ApiResource, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class KubeApi:
     async def delete(
         self, resource: ApiResource, namespace: str, name: str, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Ask for a deletion. Raises `ApiError`; a conflict means that a precondition in `options` does not hold."""
+        """Request a deletion. Raises `ApiError`; a conflict means that a precondition in `options` does not hold."""
         path = resource.path(namespace, name)
         return await self._write(resource, _Request("delete", resource.plural, "DELETE", path, {}, options))
 
@@ -220,7 +220,7 @@ class KubeApi:
 
     async def _send_once(self, request: "_Request", hides_message: bool, asks: bool) -> dict[str, Any]:
         try:
-            # Logging in counts too: nothing may be sent long after `before_write` allowed it.
+            # The login counts too: no request may be sent long after `before_write` allowed it.
             async with asyncio.timeout(request.timeout_seconds):
                 answer, raw = await (self._exchange_while_allowed(request) if asks else self._exchange(request))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -237,7 +237,7 @@ class KubeApi:
         return answer, await answer.read()  # type: ignore[no-untyped-call]
 
     async def _exchange_while_allowed(self, request: "_Request") -> tuple[RESTResponse, bytes]:
-        """Raises what `during_write` raises; the API server gives up a request whose client has left."""
+        """Raises the error of `during_write`; the API server abandons a request after its client disconnects."""
         exchange = asyncio.ensure_future(self._exchange(request))
         try:
             while not (await asyncio.wait({exchange}, timeout=_DURING_WRITE_SECONDS))[0]:
@@ -248,7 +248,7 @@ class KubeApi:
             await asyncio.gather(exchange, return_exceptions=True)
 
     async def _open(self, request: "_Request") -> RESTResponse:
-        """Send a request; the answer's status is there, its body still to come."""
+        """Send a request; returns at the status, before the body is read."""
         headers = {"Accept": JSON, "Content-Type": request.content_type, "User-Agent": self._user_agent}
         headers |= await self._authorization()
         url = f"{self._configuration.host}{request.path_and_query}"
@@ -258,7 +258,7 @@ class KubeApi:
     async def _authorization(self) -> dict[str, str]:
         try:
             token = await self._configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        except Exception as error:  # login helpers raise what they like
+        except Exception as error:  # login helpers raise any exception
             raise ApiError(f"log in: {type(error).__name__}: {error}"[:300], 0, type(error).__name__) from error
         if token:
             return {"Authorization": token}
@@ -286,7 +286,7 @@ def _event(what: str, line: bytes) -> dict[str, Any]:
         event: dict[str, Any] = json.loads(line)
         kind, about = event["type"], dict(event["object"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ApiError(f"{what}: an event can't be read: {error}", _BAD_ANSWER) from error
+        raise ApiError(f"{what}: an event can't be parsed: {error}", _BAD_ANSWER) from error
     if kind == "ERROR":
         raise error_of(what, int(about.get("code") or _BAD_ANSWER), about, {}, hide_message=False)
     return event

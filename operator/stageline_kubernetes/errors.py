@@ -1,4 +1,4 @@
-"""How requests to the API server fail. A failure is either worth another try or told to a person."""
+"""Errors of API server requests: each is either retried or reported to a user."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 
 
 class ApiError(Exception):
-    """The API server refused a request, or did not answer (`status` 0).
+    """The API server refused a request, or did not respond (`status` 0).
 
-    The text is for a person: it may quote the API server, never what was sent.
+    The message is for users: it may quote the API server, never the request.
     """
 
     def __init__(self, text: str, status: int, reason: str = "", retry_after_seconds: float | None = None) -> None:
@@ -21,7 +21,7 @@ class ApiError(Exception):
 
     @property
     def is_namespace_ending(self) -> bool:
-        """The namespace is being deleted: nothing can be made in it any more, and nothing needs to be."""
+        """The namespace is being deleted: nothing can be created in it."""
         return self.reason == _NAMESPACE_ENDING
 
     @property
@@ -31,7 +31,7 @@ class ApiError(Exception):
 
     @property
     def is_expired(self) -> bool:
-        """The version to watch from is too old: list again."""
+        """The resourceVersion of the watch is too old: list again."""
         return self.status == 410
 
     @property
@@ -46,7 +46,7 @@ class ApiError(Exception):
 
 
 def error_of(what: str, status: int, body: Any, headers: Mapping[str, str], hide_message: bool) -> ApiError:
-    """The error of a request, described by `what`, that was answered with a `metav1.Status`."""
+    """The error of a request, described by `what`, from a `metav1.Status` response."""
     answer = body if isinstance(body, Mapping) else {}
     details = answer.get("details") or {}
     seconds = headers.get("Retry-After") or details.get("retryAfterSeconds")

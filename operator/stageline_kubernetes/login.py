@@ -1,4 +1,4 @@
-"""Login of a process that runs an event loop: from a kubeconfig, or as the service account of its pod."""
+"""Login of a process with an event loop: from a kubeconfig, or as its pod's service account."""
 
 import os
 from pathlib import Path
@@ -14,12 +14,12 @@ _UNLIMITED: Final = 0
 
 
 async def load_configuration(kubeconfig: Path | None = None, context: str | None = None) -> Configuration:
-    """Address and credentials: the file given, else $KUBECONFIG, else the pod's service account, else ~/.kube/config.
+    """Address and credentials: the given file, else $KUBECONFIG, else the pod's service account, else ~/.kube/config.
 
     Raises:
         UserError: there is none, or it can't be read.
     """
-    # Open watches hold a connection each: a limit would let them keep writes waiting.
+    # Each open watch holds a connection: a limit would make writes wait for them.
     configuration = Configuration(connection_pool_maxsize=_UNLIMITED)
     file = _kubeconfig_file(kubeconfig, context)
     try:
@@ -31,16 +31,16 @@ async def load_configuration(kubeconfig: Path | None = None, context: str | None
             )
     except Exception as error:
         where = "the pod's service account" if file is None else f"kubeconfig {file}"
-        # The loader raises whatever its YAML, its helper programs or its files raise.
+        # The loader raises any exception of its YAML parser, helper programs or files.
         raise UserError(f"can't log in to a cluster with {where}: {error}", USAGE_EXIT_CODE) from error
     return configuration
 
 
 def _kubeconfig_file(kubeconfig: Path | None, context: str | None) -> str | None:
-    """None means: as the pod's service account.
+    """None: use the pod's service account.
 
-    A server in a pod is what its manifest makes it, so its account comes before a file in the home directory. For a
-    person's command (`reader`) it is the other way round, as for kubectl.
+    A server's manifest determines its login, so its account precedes a file in the home directory. For a user's command
+    (`reader`) the order is reversed, as in kubectl.
     """
     if kubeconfig is not None:
         return str(kubeconfig)

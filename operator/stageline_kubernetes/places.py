@@ -1,4 +1,4 @@
-"""Where a login to a cluster is found, and which namespaces are meant, told without a Kubernetes library."""
+"""Finds a cluster login and the namespaces to use, without a Kubernetes library."""
 
 import os
 import re
@@ -12,7 +12,7 @@ NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
 def read_namespaces(given: Iterable[str]) -> tuple[str, ...]:
-    """The names in values of a repeated option, each of which may be several joined by commas; duplicates count once.
+    """The names in a repeated option's values, which may be comma-separated; duplicates count once.
 
     Raises:
         ValueError: one can't be a namespace's name.
@@ -25,13 +25,13 @@ def read_namespaces(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def kubeconfig_files() -> str:
-    """`$KUBECONFIG`, which may be several files joined by colons, else the file in the home directory."""
-    # Read at each call: the library reads its environment once, when it is imported.
+    """`$KUBECONFIG`, perhaps several files joined by colons, else the file in the home directory."""
+    # Read at each call: the library reads its environment only once, when it is imported.
     return os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
 
 
 def has_kubeconfig() -> bool:
-    """Whether any of these files is there."""
+    """Whether any of these files exists."""
     return any(Path(each).exists() for each in kubeconfig_files().split(os.pathsep) if each)
 
 
@@ -41,7 +41,7 @@ def is_in_cluster() -> bool:
 
 
 def own_namespace() -> str | None:
-    """Namespace of the pod this runs in; None outside a cluster."""
+    """Namespace of this process's pod; None outside a cluster."""
     try:
         return NAMESPACE_FILE.read_text(encoding="utf-8").strip() or None
     except OSError:

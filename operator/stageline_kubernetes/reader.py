@@ -1,8 +1,8 @@
-"""An API server for commands, which block: logging in as kubectl would, GETs of plain JSON or text, patches and posts.
+"""An API server for commands, which block: login as in kubectl, GETs of plain JSON or text, patches and posts.
 
-It writes only what a person's command asks for by name. It is not `client` because commands read from the threads of a
-blocking HTTP client (a pod's page through the API server's proxy is one more GET), and a machine that only asks needs
-no aiohttp for it.
+It writes only what a user's command asks for. It is separate from `client` because commands read from threads with a
+blocking HTTP client, for instance a pod's page through the API server's proxy. A machine that only runs commands then
+needs no aiohttp.
 """
 
 import json
@@ -30,7 +30,7 @@ class ApiServer:
         self.context = context
         """Name of the kubeconfig's context, or `in cluster`."""
         self.namespace = namespace
-        """Where the context points."""
+        """The context's namespace."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -39,15 +39,15 @@ class ApiServer:
         return tuple(each for each in (*tokens, configuration.password or "") if len(each) >= _SHORTEST_SECRET)
 
     def get(self, path: str, query: Mapping[str, str] | None = None, timeout_seconds: float = TIMEOUT_SECONDS) -> bytes:
-        """The body of an answer; raises `ApiError` for everything that is no success."""
+        """The body of a response; raises `ApiError` unless it is a success."""
         return self._ask("GET", path + (f"?{urlencode(query)}" if query else ""), timeout_seconds)
 
     def patch_json(self, path: str, patch: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The object after a JSON patch (RFC 6902) that the API server checks strictly; raises `ApiError`."""
+        """The object after a JSON patch (RFC 6902), strictly validated by the API server; raises `ApiError`."""
         return self._write("PATCH", path, patch, "application/json-patch+json")
 
     def post_json(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to something posted, which the API server checks strictly; raises `ApiError`."""
+        """The response to a POST, strictly validated by the API server; raises `ApiError`."""
         return self._write("POST", path, body, "application/json")
 
     def _write(self, method: str, path: str, body: Any, content_type: str) -> dict[str, Any]:
@@ -66,33 +66,33 @@ class ApiServer:
                 headers["Authorization"] = token
             answer = self._client.call_api(method, url, headers, body, _request_timeout=timeout_seconds)
             content = bytes(answer.read() or b"")  # type: ignore[no-untyped-call]
-        except Exception as error:  # login helpers, TLS and connections raise what they like
+        except Exception as error:  # login helpers, TLS and connections raise any exception
             raise ApiError(f"no answer: {_reason(error)}", 0) from error
         if answer.status >= _FIRST_REFUSAL:
             raise ApiError(f"status {answer.status}: {_message(content)}", answer.status)
         return content
 
     def get_json(self, path: str, **query: str) -> dict[str, Any]:
-        """The answer as a JSON object; raises `ApiError`."""
+        """The response as a JSON object; raises `ApiError`."""
         try:
             return dict(json.loads(self.get(path, query)))
         except ValueError as error:
-            raise ApiError("the answer is no JSON", 0) from error
+            raise ApiError("the response is no JSON", 0) from error
 
     def close(self) -> None:
         self._client.rest_client.pool_manager.clear()
 
 
 def log_in(kubeconfig: Path | None, context: str | None) -> ApiServer:
-    """As `kubectl` would: the file given, $KUBECONFIG, ~/.kube/config; else a pod's own service account.
+    """Log in as `kubectl` does: the given file, $KUBECONFIG, ~/.kube/config; else the pod's own service account.
 
     Raises:
-        UserError: exit status 2; there is no way to log in, and what to give.
+        UserError: exit status 2; no login was found; the message says what to provide.
     """
     configuration = Configuration()
-    # What a failing request would print holds its headers.
+    # The library's debug output of a failing request contains its headers.
     configuration.debug = False
-    # Whoever looks may look again; a person should not wait three times for what is not there.
+    # The caller may retry; a user should not wait for three attempts on a missing server.
     configuration.retries = 0
     file = kubeconfig or kubeconfig_files()
     try:
@@ -103,14 +103,14 @@ def log_in(kubeconfig: Path | None, context: str | None) -> ApiServer:
             config_file=str(file), context=context, client_configuration=configuration, persist_config=False
         )
         known, current = kube_config.list_kube_config_contexts(str(file))  # type: ignore[no-untyped-call]
-    except Exception as error:  # the loader raises whatever its YAML, its helper programs or its files raise
+    except Exception as error:  # the loader raises any exception of its YAML parser, helper programs or files
         raise UserError(f"can't log in to a cluster by {file}: {_reason(error)}", USAGE_EXIT_CODE) from error
     chosen = next((one for one in known if one["name"] == context), current)
     return ApiServer(configuration, chosen["name"], chosen["context"].get("namespace") or "default")
 
 
 def _message(body: bytes) -> str:
-    """What a Status object says, else the beginning of the text."""
+    """The message of a Status object, else the start of the text."""
     try:
         return str(json.loads(body)["message"])[:300]
     except (ValueError, KeyError, TypeError):

@@ -1,9 +1,9 @@
-"""Keeps an observer up to date about one kind of object: lists it, watches from there on, resumes where a watch ended.
+"""Keeps an observer up to date on one kind of object: lists it, watches from there, and resumes an ended watch.
 
-Watches are short, so a connection that hangs is noticed: within `WATCH_SECONDS` the API server sends a bookmark and
-ends the watch, or the client does. The next watch resumes from the last version, which costs the API server no list;
-so does one that follows a broken connection or an overload. A full list follows an expired version, a refusal that
-does not pass, an event that can't be read, and `relist_seconds`, since a watch might miss an event.
+Watches are short, so that a hanging connection is noticed: within `WATCH_SECONDS` the API server sends a bookmark and
+ends the watch, or the client does. The next watch resumes from the last version without a list, also after a broken
+connection or an overload. A full list follows an expired version, a permanent refusal, or an unreadable event. It also
+follows `relist_seconds`, because a watch might miss an event.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ WATCH_SECONDS: Final = 60
 FIRST_RETRY_SECONDS: Final = 0.5
 LONGEST_RETRY_SECONDS: Final = 15.0
 LONGEST_RETRY_AFTER_SECONDS: Final = 10.0
-"""However long the server asks to wait."""
+"""Limit on the server's requested wait."""
 SETTLE_SECONDS: Final = 1.0
-"""How long a wish to list waits for others."""
+"""How long a list request waits to be merged with others."""
 _SHORT_WATCH_SECONDS: Final = 1.0
-"""A watch that ends sooner is not opened again at once, and one that breaks sooner doesn't end the back-off."""
+"""A watch that ends sooner is not reopened at once, and one that breaks sooner doesn't reset the back-off."""
 _UNREADABLE: Final = (500, 502)
-"""Of an open watch: an event that the server or the client can't read, and that would come again."""
+"""Errors of an open watch on an event that the server or the client can't read, and that would repeat."""
 
 
 class Observer(Protocol):
-    """What a reflector tells. What an observer raises ends the reflector."""
+    """Callbacks of a reflector. An exception of an observer ends the reflector."""
 
     def listed(self, listing: Listing) -> None:
-        """All objects of the kind, in place of all that was known."""
+        """All objects of the kind, replacing everything known."""
 
     def heard(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Changes since, in order; none when a watch was opened or is still in touch."""
+        """Changes since, in order; empty when a watch was opened or got a bookmark."""
 
     def failed(self, error: ApiError) -> None:
-        """A list or a watch failed; it is tried again."""
+        """A list or a watch failed; it is retried."""
 
 
 class Reflector:
-    """Of one kind in one namespace (all of them when empty). `list_slots` bounds lists under way of many reflectors.
+    """Reflects one kind in one namespace (empty: all). `list_slots` limits concurrent lists of many reflectors.
 
-    With `watches=False` it only lists, every `relist_seconds` and whenever `relist` asks for it.
+    With `watches=False` it only lists, every `relist_seconds` and whenever `relist` is called.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Reflector:
         self._watches = watches
         self._list_slots = list_slots or contextlib.nullcontext()
         self._version: int | None = None
-        """Where to resume; None to list first."""
+        """Version to resume from; None to list first."""
         self._list_at = 0.0
         self._retry_seconds = FIRST_RETRY_SECONDS
         self._opened_at: float | None = None
-        """When the watch under way was opened; None when none is open."""
+        """When the current watch was opened; None if none is open."""
         self._relist = asyncio.Event()
 
     def relist(self) -> None:
@@ -79,7 +79,7 @@ class Reflector:
         self._relist.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._opened_at = None
             try:
@@ -91,11 +91,11 @@ class Reflector:
                 await self._take_failure(error)
 
     async def _take_failure(self, error: ApiError) -> None:
-        """Report it, forget the version where a watch from it would fail alike, and back off."""
+        """Report it, drop the version if a watch from it would fail again, and back off."""
         is_open, has_version = self._opened_at is not None, self._version is not None
         if not error.is_passing or (is_open and error.status in _UNREADABLE):
             self._version = None
-        if not (error.is_expired and has_version):  # of a watch that is how it is told to list
+        if not (error.is_expired and has_version):  # for a watch it only means to list again
             self._observer.failed(error)
         if self._opened_at is not None and self._now() - self._opened_at >= _SHORT_WATCH_SECONDS:
             self._retry_seconds = FIRST_RETRY_SECONDS
@@ -135,7 +135,7 @@ class Reflector:
 
 
 def _version_of(event: Mapping[str, Any]) -> int:
-    """0 where an object doesn't tell."""
+    """0 if the object has no version."""
     try:
         return int(event["object"]["metadata"]["resourceVersion"])
     except (KeyError, TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Kinds of objects, and where the API server has them."""
+"""Kinds of objects and their API paths."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ class ApiResource:
 
     @property
     def api_version(self) -> str:
-        """As in manifests."""
+        """`apiVersion` as in manifests."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:

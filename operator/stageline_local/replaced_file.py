@@ -5,9 +5,9 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write `text` as UTF-8 to a draft beside `path`, then give it that name. The umask still narrows `mode`.
+    """Write `text` as UTF-8 to a temporary file beside `path`, then rename it. The umask still restricts `mode`.
 
-    One process at a time may write a path; the draft has the process's id in its name. Raises OSError.
+    Only one process at a time may write a path; the temporary name contains the process id. Raises OSError.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.touch(mode=mode)

@@ -1,5 +1,5 @@
-"""The control plane: what should exist for a PipelineModel, and the process that brings it about.
+"""The control plane: decides which objects a PipelineModel needs, and creates them.
 
-`planner` is pure: a model, what was observed, the time and a random token go in; objects, deletions and a status come
-out. `controller` is the operator process around it, and alone talks to an API server.
+`planner` is pure: it computes objects, deletions and a status from a model, the observed state, the time and a random
+token. `controller` is the operator process around it, and the only part that uses an API server.
 """

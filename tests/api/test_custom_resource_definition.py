@@ -97,7 +97,7 @@ def test_the_defaults_are_those_of_the_types() -> None:
         (".spec", "can't be above 1 where parallelism.tensor is"),
         (".spec", "is only for engine.name: stageline"),
         (".spec", "has no meaning under vllm"),
-        (".spec.engine.extraArgs", "is decided by the operator"),
+        (".spec.engine.extraArgs", "is set by the operator"),
         ("", "metadata.name must be at most 40 characters"),
     ],
 )

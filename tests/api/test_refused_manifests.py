@@ -30,7 +30,7 @@ SPEC_CASES = {
     ),
     "gang-without-a-queue": (
         "placement: {gang: {scheduler: kueue}}",
-        "spec.placement.gang.queue: is required with scheduler kueue or kai, which choose no queue by themselves",
+        "spec.placement.gang.queue: is required with scheduler kueue or kai, which have no default queue",
     ),
     "gang-with-a-queue-that-nobody-has": (
         "placement: {gang: {scheduler: kubernetes, queue: mine}}",
@@ -109,7 +109,7 @@ SPEC_CASES = {
     "vllm-owned-argument": (
         "engine: {name: vllm, extraArgs: [--quantization, fp8, --nnodes=3]}",
         'spec.engine.extraArgs[2]: "--nnodes=3" is not allowed: '
-        "--nnodes is decided by the operator: it follows from the group's pods",
+        "--nnodes is set by the operator: it follows from the group's pods",
     ),
     "vllm-owned-argument-in-the-other-spelling": (
         "engine: {name: vllm, extraArgs: [--max_model_len, '9']}",
@@ -117,8 +117,8 @@ SPEC_CASES = {
     ),
     "vllm-owned-argument-shortened": (
         "engine: {name: vllm, extraArgs: [--scheduler-c, mine.Scheduler]}",
-        'spec.engine.extraArgs[0]: "--scheduler-c" is not allowed: vLLM may read it as --scheduler-cls, which is how '
-        "the cohorts are kept even: it is the operator's: write the argument's whole name",
+        'spec.engine.extraArgs[0]: "--scheduler-c" is not allowed: vLLM may read it as --scheduler-cls, which '
+        "is set by the operator, to keep the microbatches even: write the argument's whole name",
     ),
     "vllm-owned-argument-of-one-letter": (
         "engine: {name: vllm, extraArgs: ['-pp=2']}",
@@ -127,7 +127,7 @@ SPEC_CASES = {
     ),
     "vllm-owned-variable-of-the-network": (
         "engine: {name: vllm}\n  network: {env: [{name: NCCL_DEBUG, value: INFO}, {name: VLLM_HOST_IP, value: '1'}]}",
-        'spec.network.env[1].name: "VLLM_HOST_IP" is not allowed: VLLM_HOST_IP is decided by the operator: '
+        'spec.network.env[1].name: "VLLM_HOST_IP" is not allowed: VLLM_HOST_IP is set by the operator: '
         "it follows from the group's pods",
     ),
     "vllm-silent": (
@@ -230,7 +230,7 @@ SPEC_CASES = {
     "draft-model-beside-ranks-on-devices": (
         "engine: {device: cuda, speculative: {method: draft, draft: {source: file:///m}}}\n"
         "  parallelism: {tensor: 2}",
-        "spec.engine.speculative: with method draft is not built for ranks on devices yet: use lookup, set "
+        "spec.engine.speculative: with method draft is not supported for ranks on devices: use lookup, set "
         "parallelism.tensor and parallelism.expert to 1, or engine.device to cpu",
     ),
     "stage-count": (
@@ -280,11 +280,12 @@ SPEC_CASES = {
         "engine: {name: vllm}\n"
         "  template: {env: [{name: PYTHONPATH, valueFrom: {configMapKeyRef: {name: c, key: k}}}]}",
         'spec.template.env[0].name: "PYTHONPATH" is not allowed: PYTHONPATH must be a value in template.env: '
-        "Stageline puts its own entry before it",
+        "Stageline prepends its own entry",
     ),
     "overlay-of-a-probe": (
         "template: {podTemplate: {spec: {containers: [{name: stage, startupProbe: {}}]}}}",
-        "spec.template.podTemplate.spec.containers[0].startupProbe: is how the group works, and Stageline's own",
+        "spec.template.podTemplate.spec.containers[0].startupProbe: "
+        "belongs to Stageline, because the group depends on it",
     ),
     "env-value-is-never-shown": (
         "template: {env: [{name: A, value: 31415926}]}",
@@ -422,7 +423,7 @@ SPEC_CASES = {
     ),
     "TLS between nodes of vLLM": (
         "engine: {name: vllm}\n  network: {tls: {secretName: certs}}",
-        "spec.network.tls: is for engine.name stageline only: what nodes of vLLM say to each other has no TLS",
+        "spec.network.tls: is for engine.name stageline only: the traffic between vLLM nodes has no TLS",
     ),
     "TLS between ranks": (
         "parallelism: {tensor: 2}\n  network: {tls: {secretName: certs}}",
@@ -435,12 +436,12 @@ SPEC_CASES = {
     "TLS on another interface": (
         "network: {interface: eth1, tls: {secretName: certs}}",
         'spec.network.interface: "eth1" is not allowed: '
-        "is not taken with network.tls, whose connections go by the pods' own addresses: leave it out",
+        "can't be used with network.tls, whose connections use the pods' own addresses: leave it out",
     ),
     "TLS over RDMA": (
         "network: {rdmaResource: rdma/hca, tls: {secretName: certs}}",
         'spec.network.rdmaResource: "rdma/hca" is not allowed: '
-        "is not taken with network.tls: RDMA has no TLS, so it would stay unused",
+        "can't be used with network.tls: RDMA has no TLS, so it would stay unused",
     ),
     "interface": (
         "network: {interface: 'a b'}",

@@ -27,7 +27,7 @@ def test_names_that_anybody_can_point_here_are(host: str) -> None:
         ({"origin": "null"}, "web pages"),
         ({"sec-fetch-site": "cross-site"}, "web pages"),
         ({"sec-fetch-site": "same-origin"}, "web pages"),
-        ({"host": "evil.example:8100"}, "by its address"),
+        ({"host": "evil.example:8100"}, "this port's address"),
         ({"content-type": "text/plain"}, "application/json"),
         ({"content-type": "application/x-www-form-urlencoded"}, "application/json"),
     ],

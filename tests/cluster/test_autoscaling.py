@@ -92,4 +92,4 @@ def test_the_operator_adds_groups_by_the_queues_of_their_engines_and_takes_them_
     events = json.loads(cluster.kubectl_ok("get", "events", "-n", namespace, "-o", "json"))
     said = "\n".join(each["message"] for each in events["items"])
     assert "replicas 1 -> 2: a request has waited for " in said, said
-    assert "replicas 2 -> 1: so many have been enough for 5 s" in said, said
+    assert "replicas 2 -> 1: that was enough for 5 s" in said, said

@@ -135,7 +135,7 @@ def test_a_dead_webhook_is_said_on_the_model_and_a_slow_one_is_waited_for(
         with slow_webhook(control_plane, 7.0) as slow, asks_before_pods_are_made(cluster, namespace, slow):
             tiny.wait_ready()
         assert operator.leads, operator.log()
-        assert "not leading any more" not in operator.log()
+        assert "no longer leading" not in operator.log()
 
 
 def test_throttled_events_hold_up_nothing_else(

@@ -88,4 +88,4 @@ def test_a_restart_that_stalls_or_has_no_model_says_so(model: ModelInCluster) ->
 
     unknown = command(model, "rollback", model.name, "--to", "0000000000")
     assert unknown.returncode == 2
-    assert "--to 0000000000: not a revision to go back to; there are: none" in unknown.stderr, unknown
+    assert "--to 0000000000: no such revision; available: none" in unknown.stderr, unknown

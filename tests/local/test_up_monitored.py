@@ -239,7 +239,7 @@ def test_a_group_that_comes_back_is_followed_to_its_new_pods(up: Monitored) -> N
 def test_a_prometheus_that_dies_is_reported_and_comes_back(up: Monitored) -> None:
     (first,) = up.processes("prometheus")
     kill(first)
-    up.until(lambda: re.search(r"Prometheus ended with exit status 137", up.output()), "a report")
+    up.until(lambda: re.search(r"Prometheus exited with status 137", up.output()), "a report")
     up.until(lambda: up.processes("prometheus") not in ([], [first]), "a new process")
     up.until(
         lambda: httpx.get(f"{up.boards}/prometheus/api/v1/query?query=up", trust_env=False, timeout=60).is_success,

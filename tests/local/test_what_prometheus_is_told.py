@@ -125,7 +125,7 @@ def test_no_time_at_all_needs_no_unit() -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "5 m", "m", "-1s", "5m!", string.ascii_letters])
 def test_anything_else_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="no duration"):
+    with pytest.raises(ValueError, match="not a Prometheus duration"):
         seconds_of(text)
 
 

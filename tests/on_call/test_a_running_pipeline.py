@@ -345,7 +345,7 @@ def look_into_the_failure(stageline: Run, directory: Path) -> None:
     assert "ended-pods/tiny-0-1-0.yaml" in files
     assert "[redacted]" in files["logs/tiny-0-1-0/stage.log"]
     assert "GroupFailed" in files["events.yaml"]
-    assert "and has no running engine to ask" in files["README.md"]
+    assert "and has no running engine" in files["README.md"]
     assert planted_in(files) == []
 
 
@@ -360,7 +360,7 @@ def test_what_has_ended_can_still_be_looked_into(stageline: Run, up: ServingComm
     assert up.end() == 0
     status, output, _ = stageline("status", "--exit-code")
     assert status == 4
-    assert "no PipelineModel is there" in output
+    assert "there is no PipelineModel" in output
     status, output, _ = stageline("status", "tiny", "--exit-code")
     assert status == 4
     assert "tiny, stageline up on this machine: Ended" in output

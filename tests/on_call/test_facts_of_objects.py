@@ -84,7 +84,7 @@ WAITS = [
     ),
     (group("Terminating"), {}, "its pods to end"),
     (group("Draining"), {}, "its pods to end, then is gone"),
-    (group("Replacing"), {}, "its pods to end, then starts anew with the changed template"),
+    (group("Replacing"), {}, "its pods to end, then restarts with the changed template"),
     (group("SomethingNew"), {}, ""),
 ]
 

@@ -60,4 +60,4 @@ def test_without_another_revision_there_is_nothing_to_go_back_to(
     put_model(api)
     api.objects[CONFIG_MAPS] = []
     said = refusal("rollback", "chat", capsys=capsys)
-    assert "the rollout has ended, and what came before it is known to git alone; apply the older file" in said
+    assert "the rollout has ended, and earlier revisions are gone; apply the older file" in said

@@ -53,7 +53,7 @@ def test_contradictions_are_refused(
 
 def test_with_nothing_up_and_no_cluster_there_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status"]) == 0
-    assert "no PipelineModel is there" in capsys.readouterr().out
+    assert "there is no PipelineModel" in capsys.readouterr().out
     assert run(["status", "--exit-code"]) == 4
     assert run(["status", "tiny"]) == 1
     assert "stageline up on this machine: there is no model 'tiny'" in capsys.readouterr().err

@@ -104,5 +104,5 @@ def test_an_edited_object_is_applied_again_and_said_and_an_untouched_one_is_not(
     planned = cluster.step()
     assert [(each["kind"], each["metadata"]["name"]) for each in planned.apply] == [("Service", "tiny-engine")]
     assert [(event.reason, event.message) for event in planned.events] == [
-        ("ObjectRestored", "Service tiny-engine was edited and is made as it was")
+        ("ObjectRestored", "Service tiny-engine was edited and is restored")
     ]

@@ -88,14 +88,14 @@ def test_nothing_failed_has_no_cause() -> None:
         pytest.param(
             end(0, 0),
             "Internal",
-            "ended with exit status 0 and does not say that it was told to",
+            "exited with status 0 and reported no drain",
             id="well-but-unasked",
         ),
         pytest.param(end(0, 0, words(FailureClass.EVICTED)), "Evicted", "so it was", id="told-to-drain"),
-        pytest.param(end(0, 65), "ModelLoad", "ended with exit status 65 without a message", id="code-only"),
+        pytest.param(end(0, 65), "ModelLoad", "exited with status 65 and no termination message", id="code-only"),
         pytest.param(end(0, 3, "last line"), "Internal", "last line", id="plain-text"),
         pytest.param(end(0, 3, "log line\n  the end \n"), "Internal", "the end", id="end-of-a-log"),
-        pytest.param(end(0, 137, "a\nb"), "Killed", "killed by SIGKILL; last words: b", id="killed-with-a-log"),
+        pytest.param(end(0, 137, "a\nb"), "Killed", "killed by SIGKILL; last output: b", id="killed-with-a-log"),
         pytest.param(end(0, 143), "Killed", "killed by SIGTERM", id="signal"),
         pytest.param(end(0, 192), "Killed", "killed by SIGRTMAX", id="realtime-signal"),
         pytest.param(end(0, 255), "Killed", "killed by signal 127", id="no-such-signal"),
@@ -124,7 +124,7 @@ def test_a_stage_that_hangs_is_told_by_the_rank_that_waited_for_it() -> None:
     found = find_cause([end(1, 72, told.model_dump_json())], LATER)
     assert isinstance(found, Failure)
     assert (found.end.stage, found.rank) == (0, None)
-    assert found.detail == "it hangs: stage 1, rank 1 waited for it in vain: recv"
+    assert found.detail == "it hangs: stage 1, rank 1 timed out waiting for it: recv"
 
 
 def waited_for(stage: int, peer: int | None, second: float) -> ContainerEnd:
@@ -140,7 +140,7 @@ def test_the_stage_that_hangs_is_the_cause_in_whatever_order_the_others_give_up(
     found = find_cause(ends, LATER)
     assert isinstance(found, Failure)
     assert (found.end.stage, found.failure_class) == (hung, "StepTimeout")
-    assert f"it hangs: stage {(hung + 1) % 4} waited for it in vain" in found.detail
+    assert f"it hangs: stage {(hung + 1) % 4} timed out waiting for it" in found.detail
 
 
 @pytest.mark.parametrize("hung", range(4))

@@ -15,7 +15,7 @@ from processes.repository_files import ROOT
 from stageline_api.failures import FailureClass
 from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_api.resource.pods.pod_template import (
-    MOST_CHARACTERS,
+    MAX_CHARACTERS,
     OWN_CONTAINERS,
     overlay_problems,
 )
@@ -124,7 +124,7 @@ def of_stage(**fields: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "stage", **fields}]}}
 
 
-GROUPS, OWN = "is how the group works", "is set by Stageline itself"
+GROUPS, OWN = "because the group depends on it", "is set by Stageline itself"
 CONTAINER = ".spec.containers[0]"
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "the command": (of_stage(command=["sh"]), f"{CONTAINER}.command", GROUPS),
@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "its volume elsewhere": (
         of_stage(volumeMounts=[{"name": "cache", "mountPath": "/x"}]),
         f"{CONTAINER}.volumeMounts[0].name",
-        "mounts where it is wanted",
+        "mounts where it is needed",
     ),
     "another volume in the place of its own": (
         of_stage(volumeMounts=[{"name": "scratch", "mountPath": "/tmp"}]),
@@ -162,13 +162,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "restarts": ({"spec": {"restartPolicy": "Always"}}, ".spec.restartPolicy", GROUPS),
     "a node": ({"spec": {"nodeName": "n"}}, ".spec.nodeName", "use template.nodeSelector"),
     "a field of its own": ({"spec": {"tolerations": []}}, ".spec.tolerations", "a field of its own: template.tolerat"),
-    "gates": ({"spec": {"readinessGates": []}}, ".spec.readinessGates", "whether its kubelet lives"),
+    "gates": ({"spec": {"readinessGates": []}}, ".spec.readinessGates", "whether its kubelet is alive"),
     "taking away": ({"spec": {"securityContext": None}}, ".spec.securityContext", "leave the field out"),
     "no list": ({"spec": {"volumes": {"name": "x"}}}, ".spec.volumes", "must be a list"),
     "no name": ({"spec": {"containers": [{"env": []}]}}, CONTAINER, "must be a mapping with a name"),
     "twice": ({"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}, ".spec.volumes[1].name", "more than once"),
     "a status": ({"status": {}}, ".status", "is not a part of a pod template"),
-    "too much": ({"metadata": {"annotations": {"a": "x" * MOST_CHARACTERS}}}, "", "at most 16384 characters as JSON"),
+    "too much": ({"metadata": {"annotations": {"a": "x" * MAX_CHARACTERS}}}, "", "at most 16384 characters as JSON"),
 }
 
 

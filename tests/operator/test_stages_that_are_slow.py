@@ -24,7 +24,7 @@ def init(**states: dict[str, Any]) -> list[dict[str, Any]]:
 DONE = {"terminated": {"exitCode": 0, "finishedAt": "2026-01-01T00:00:00Z"}}
 RUNNING = {"running": {"startedAt": "2026-01-01T00:00:09Z"}}
 WAYS: dict[str, tuple[dict[str, Any], str]] = {
-    "pulls": ({"initContainerStatuses": init(prepare=INITIALIZING)}, "container prepare is not there yet"),
+    "pulls": ({"initContainerStatuses": init(prepare=INITIALIZING)}, "container prepare does not exist yet"),
     "prepares": (
         {"initContainerStatuses": init(prepare=RUNNING)},
         "init container prepare runs since 2026-01-01T00:00:09Z",
@@ -33,9 +33,9 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
         {"initContainerStatuses": init(prepare=DONE, warm_up=RUNNING)},
         "init container warm-up runs",
     ),
-    "pulls-the-last-image": ({"initContainerStatuses": init(prepare=DONE)}, "container stage is not there yet"),
-    "attaches-volumes": ({"main": CREATING}, "container stage is not there yet"),
-    "has-just-got-its-node": ({"main": None}, "its kubelet has not begun with it"),
+    "pulls-the-last-image": ({"initContainerStatuses": init(prepare=DONE)}, "container stage does not exist yet"),
+    "attaches-volumes": ({"main": CREATING}, "container stage does not exist yet"),
+    "has-just-got-its-node": ({"main": None}, "its kubelet has not started it"),
 }
 
 
@@ -131,8 +131,8 @@ def test_of_several_slow_stages_each_is_kept_and_named() -> None:
     assert cluster.pod(2) is not begun, "it was connected to the engine that ended"
     message = cluster.status.last_failures[0].message
     assert "prepare runs" in message
-    assert "stage 3: its container prepare is not there yet" in message
-    assert "the engine waited in vain" in message
+    assert "stage 3: its container prepare does not exist yet" in message
+    assert "the engine timed out" in message
 
 
 def test_only_whoever_gave_up_on_a_slow_engine_is_made_again() -> None:
@@ -142,7 +142,7 @@ def test_only_whoever_gave_up_on_a_slow_engine_is_made_again() -> None:
     assert cluster.pod(0) is slow
     assert cluster.pod(2) is other, "it still waits for the engine, as it should"
     assert cluster.status.last_failures[0].stage == 0
-    assert "stage 1 waited in vain" in cluster.status.last_failures[0].message
+    assert "stage 1 timed out" in cluster.status.last_failures[0].message
 
 
 def test_a_pod_that_has_not_even_a_node_explains_the_wait_too() -> None:

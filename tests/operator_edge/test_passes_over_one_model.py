@@ -102,9 +102,9 @@ def test_a_model_of_another_installation_is_told_again_and_again(monkeypatch: py
         cluster = serving()
         passes = Passes(cluster, cluster.model.to_manifest(), "elsewhere/stageline-operator")
         seconds = [await passes.reconciler.reconcile(KEY) for _ in range(2)]
-        assert seconds == [reconciler._TELL_AGAIN_SECONDS] * 2, "it is looked at again by itself"
+        assert seconds == [reconciler._REPORT_INTERVAL_SECONDS] * 2, "it is looked at again by itself"
         assert passes.told.reasons == ["OtherOperator"], "a change of the model is no reason to tell again"
-        monkeypatch.setattr(reconciler, "_TELL_AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr(reconciler, "_REPORT_INTERVAL_SECONDS", 0.0)
         await passes.reconciler.reconcile(KEY)
         assert passes.told.reasons == ["OtherOperator"] * 2
         assert passes.server.applied == []

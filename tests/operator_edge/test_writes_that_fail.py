@@ -183,7 +183,7 @@ def test_a_refusal_is_told_at_once_and_what_may_pass_when_it_has_lasted() -> Non
     refusals, late = Refusals(), NOW + timedelta(seconds=PASSING_SECONDS)
     at_once: dict[str, WriteError] = {"a": QUOTA, "b": TAKEN}
     for name, error in at_once.items():
-        assert refusals.note(KEY, ("ConfigMap", name), name, error, NOW).is_told(NOW)
+        assert refusals.note(KEY, ("ConfigMap", name), name, error, NOW).should_report(NOW)
     refusals.forget(KEY)
     passing: dict[str, WriteError] = {"a": WEBHOOK, "b": SILENCE, "c": OVERTAKEN}
     for name, error in passing.items():
@@ -199,7 +199,7 @@ def test_how_long_a_pod_fails_is_counted_over_incarnations_and_the_next_is_tried
     refusals, slot = Refusals(), ("Pod", "0", "1")
     refusals.note(KEY, slot, "chat-0-1-1", WEBHOOK, NOW)
     later = NOW + timedelta(seconds=PASSING_SECONDS)
-    assert refusals.note(KEY, slot, "chat-0-1-1", WEBHOOK, later).is_told(later)
+    assert refusals.note(KEY, slot, "chat-0-1-1", WEBHOOK, later).should_report(later)
     assert refusals.waits(KEY, slot, later)
     refusals.retry_pods(KEY, later)
     assert not refusals.waits(KEY, slot, later)

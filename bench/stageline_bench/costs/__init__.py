@@ -1,1 +1,1 @@
-"""What counting, tracing and timelines cost the processes that do them."""
+"""The cost of metrics, tracing and timelines for their processes."""

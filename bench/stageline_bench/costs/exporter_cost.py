@@ -1,8 +1,8 @@
-"""What the exporters cost the threads that serve, and what a scrape costs: `make bench-exporters`.
+"""Cost of the exporters for the serving threads, and of a scrape: `make bench-exporters`.
 
-Each loop does what one plan of 8 rows, or one message to a client, makes its process count, and nothing else. Prints
-nanoseconds of the thread's CPU time (a busy machine does not matter then), the medians of repetitions, and the share
-of a decode step; fails when that is 1 % or more.
+Each loop only counts what one plan of 8 rows, or one message to a client, makes its process count. Prints nanoseconds
+of the thread's CPU time (independent of load), the medians of repetitions, and the share of a decode step; fails if
+that is 1 % or more.
 """
 
 import sys
@@ -30,7 +30,7 @@ SCRAPE_INTERVAL_SECONDS = 15
 STEP_SECONDS = 0.008
 """A decode of 8 rows on one of two stages of SmolLM2-135M, one core each (docs/dev/benchmarks.md)."""
 ALLOWED_SHARE = 0.01
-"""Of a step, for each process."""
+"""Maximum share of a step, for each process."""
 
 Step = Callable[[StepPlan], object]
 
@@ -67,7 +67,7 @@ def engine() -> tuple[Step, Callable[[], object]]:
 
 
 def gateway() -> tuple[Step, Callable[[], object]]:
-    """The gateway's loop: one message with a token for each row, as its client gets it."""
+    """The gateway's loop: one message with a token for each row, as its client receives it."""
     metrics = GatewayMetrics()
     of_models = metrics.of("ns")
     of_models.show_groups({"model": [True, True]}, {"model": 0})
@@ -110,7 +110,7 @@ def plans() -> Iterator[StepPlan]:
 
 
 def run(step: Step, batch: list[StepPlan]) -> None:
-    """All plans of a batch."""
+    """Run all plans of a batch."""
     for plan in batch:
         step(plan)
 
@@ -123,7 +123,7 @@ def cpu_nanoseconds(action: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Measure and print. Returns 1 when a process counts for longer than it may."""
+    """Measure and print. Returns 1 if counting takes too long in a process."""
     parts = {"stage": stage(), "engine": engine(), "gateway": gateway()}
     costs: dict[str, list[float]] = {name: [] for name in parts}
     scrapes: dict[str, list[float]] = {name: [] for name in parts}
@@ -133,12 +133,12 @@ def main() -> int:
         for name, (step, render) in parts.items():
             costs[name].append(cpu_nanoseconds(partial(run, step, batch)) / STEPS)
             scrapes[name].append(cpu_nanoseconds(render))
-    dear = []
+    expensive = []
     for name in parts:
         each, scrape = median(costs[name]), median(scrapes[name])
         share = each / 1e9 / STEP_SECONDS + scrape / 1e9 / SCRAPE_INTERVAL_SECONDS
         if share >= ALLOWED_SHARE:
-            dear.append(name)
+            expensive.append(name)
         print(  # noqa: T201
             f"{name:9} {each:8.0f} ns a plan of {ROWS} rows, {scrape / 1e6:6.2f} ms a scrape: "
             f"{share:.3%} of steps of {STEP_SECONDS * 1e3:g} ms"
@@ -146,9 +146,9 @@ def main() -> int:
     render = operator()
     whole = median(cpu_nanoseconds(render) for _ in range(5))
     print(f"operator  {whole / 1e6:.0f} ms a scrape of {MODELS} models")  # noqa: T201
-    if dear:
-        print(f"{ALLOWED_SHARE:.0%} of a step or more: {', '.join(dear)}")  # noqa: T201
-    return 1 if dear else 0
+    if expensive:
+        print(f"{ALLOWED_SHARE:.0%} of a step or more: {', '.join(expensive)}")  # noqa: T201
+    return 1 if expensive else 0
 
 
 if __name__ == "__main__":

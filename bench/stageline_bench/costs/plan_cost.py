@@ -1,9 +1,9 @@
-"""What a decode step costs the engine: `python -m stageline_bench.costs.plan_cost`.
+"""Cost of a decode step in the engine: `python -m stageline_bench.costs.plan_cost`.
 
-Sixteen requests in two cohorts: the real core, scheduler, counters and frames, in this process; no sockets, and sinks
-that only count. One step is a plan's tokens coming in, being given out, and the next plan going out. Prints
-microseconds of CPU time a step, the tenth percentile, for what may come between two steps (`between_steps`). Other work
-makes all of it slower, so two states of the code are compared by turns.
+Sixteen requests in two microbatches: the real core, scheduler, counters and frames, in this process; no sockets, and
+sinks that only count. One step receives a plan's tokens, emits them, and sends the next plan. Prints microseconds of
+CPU time per step, the tenth percentile, for each activity between two steps (`between_steps`). Load makes all of it
+slower, so compare two states of the code alternately.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ SLOT_TOKENS = 4096
 
 
 class _Engine:
-    """A core whose stages answer at once, when they are asked to."""
+    """A core with stages that answer at once, on request."""
 
     def __init__(self) -> None:
         info = ModelInfo(served_name="bench", max_model_len=SLOT_TOKENS, vocab_size=1024, eos_token_ids=())
@@ -43,7 +43,7 @@ class _Engine:
         self.tokens = 0
 
     async def begin(self) -> None:
-        """Submit as many requests as there is room for, and compute their prompts."""
+        """Submit as many requests as there are slots, and compute their prompts."""
         for index in range(STAGES * ROWS):
             request = AdmittedRequest(
                 request_id=str(index),
@@ -53,18 +53,18 @@ class _Engine:
                 stop_token_ids=frozenset(),
             )
             self._core.submit(request, self._count)
-        await asyncio.sleep(0)  # plans are made once this turn of the loop is over
+        await asyncio.sleep(0)  # plans are made at the end of this turn of the loop
         while not all(row.need_sample and row.num_tokens == 1 for plan in self._plans for row in plan.rows):
             self.step(self.answer())
 
     def answer(self) -> bytes:
-        """What the last stage says of the oldest plan: not measured."""
+        """The last stage's result of the oldest plan: not measured."""
         plan = self._plans.popleft()
         rows = tuple(SampledRow(row.slot, row.generation, 7) for row in plan.sampled_rows)
         return encode_frame(StepDone(plan.seq, rows))
 
     def step(self, answer: bytes) -> None:
-        """Take the answer in, as the bus's connection does."""
+        """Process the result, as the bus's connection does."""
         for message in self._reader.feed(answer):
             assert isinstance(message, StepDone), message
             self._core.step_done(message)

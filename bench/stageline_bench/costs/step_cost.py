@@ -1,9 +1,9 @@
-"""What a decode step costs a stage beside its layers: `python -m stageline_bench.costs.step_cost`.
+"""Cost of a decode step in a stage besides its layers: `python -m stageline_bench.costs.step_cost`.
 
-First and last stage of two, eight rows a step, each in this process: real plans over a real bus, the stage's own
+First and last stage of two, eight rows per step, each in this process: real plans over a real bus, the stage's own
 runner, sampling, clock and counters; no layers and no network between stages. Prints microseconds of the thread's CPU
-time a step, the tenth percentile, for what may come between two steps (`between_steps`). Other work makes all of it
-slower, so two states of the code are compared by turns.
+time per step, the tenth percentile, for each activity between two steps (`between_steps`). Load makes all of it slower,
+so compare two states of the code alternately.
 """
 
 import socket
@@ -40,7 +40,7 @@ _READ_BYTES = 1 << 16
 
 
 class _NoWire:
-    """Gives what a neighbour would have sent, at once."""
+    """Returns a neighbour's tensors at once."""
 
     def __init__(self) -> None:
         self._hidden = torch.zeros(ROWS, HIDDEN_SIZE, dtype=torch.bfloat16)
@@ -48,7 +48,7 @@ class _NoWire:
         assert self._feedback.shape[1] == FEEDBACK_WIDTH == NEWEST_COLUMN + 1
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
-        """Nothing to post."""
+        """Does nothing."""
 
     def hidden_has_come(self, _seq: int) -> bool:
         return True
@@ -57,26 +57,26 @@ class _NoWire:
         return self._hidden
 
     def send_hidden(self, seq: int, hidden: Tensor) -> None:
-        """Nobody is there."""
+        """Does nothing."""
 
     def would_block(self) -> bool:
         return False
 
     def check(self, seq: int) -> None:
-        """Nobody is there."""
+        """Does nothing."""
 
     def post_feedback(self, seq: int, num_rows: int) -> None:
-        """Nothing to post."""
+        """Does nothing."""
 
     def wait_feedback(self, _seq: int) -> Tensor:
         return self._feedback
 
     def send_feedback(self, seq: int, rows: Tensor) -> None:
-        """Nobody is there."""
+        """Does nothing."""
 
 
 class _Stage:
-    """One stage of two, as its process has it, between an engine's socket and no wire."""
+    """One stage of two as in its process, between an engine's socket and `_NoWire`."""
 
     def __init__(self, stage: int, config: ModelConfig) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -108,11 +108,11 @@ class _Stage:
         )
 
     def give(self, plan: StepPlan) -> None:
-        """What an engine does: not measured."""
+        """The engine's part: not measured."""
         self._engine.sendall(encode_frame(plan))
 
     def step(self, plan_before: StepPlan) -> StepPlan:
-        """Take the next plan off the bus and run the one before, as `StageProcess` does; returns the next."""
+        """Take the next plan off the bus and run the previous one, as `StageProcess` does; returns the next."""
         plan = self._bus.receive(0)
         assert isinstance(plan, StepPlan), plan
         self._runner.accept(plan)
@@ -124,7 +124,7 @@ class _Stage:
         return plan
 
     def take_answer(self) -> None:
-        """What an engine does: not measured."""
+        """The engine's part: not measured."""
         if self._runner.is_last:
             self._engine.recv(_READ_BYTES)
 
@@ -142,7 +142,7 @@ def _end(failure: Exception) -> NoReturn:
 
 
 def _plan(seq: int) -> StepPlan:
-    """Of cohort `seq % COHORTS`; its first one fills the slots."""
+    """A plan of microbatch `seq % COHORTS`; its first one fills the slots."""
     cohort, turn = seq % COHORTS, seq // COHORTS
     slots = range(cohort * ROWS, (cohort + 1) * ROWS)
     greedy = RequestSampling(temperature=0.0)

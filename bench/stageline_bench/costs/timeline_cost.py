@@ -1,8 +1,8 @@
-"""What timeline and step metrics cost the runner's thread per plan: `python -m stageline_bench.costs.timeline_cost`.
+"""Cost of timeline and step metrics per plan in the runner's thread: `python -m stageline_bench.costs.timeline_cost`.
 
-Runs the state changes of a decode step with and without the timeline's listener and the counting at the step's end,
-and one answer of the endpoint; prints nanoseconds of the thread's CPU time (a busy machine does not matter then), the
-medians of interleaved repetitions.
+Runs the state changes of a decode step with and without the timeline's listener and the counting at the step's end, and
+one response of the endpoint. Prints nanoseconds of the thread's CPU time (independent of load), the medians of
+interleaved repetitions.
 """
 
 import time

@@ -1,9 +1,9 @@
-"""What tracing costs the engine: `python -m stageline_bench.costs.tracing_cost`.
+"""Cost of tracing in the engine: `python -m stageline_bench.costs.tracing_cost`.
 
-Drives the engine's core with stages that answer at once, 8 requests at a time, and compares no tracing with tracing of
-requests that aren't sampled and of requests that are, all spans made and handed to an exporter that drops them. Prints
-the CPU time of the event loop's thread for each plan and each request, and that of the spans' thread for each request;
-the medians of interleaved repetitions. What a stage pays to tell of a plan comes last.
+Drives the engine's core with stages that answer at once, 8 requests at a time. Compares no tracing with tracing of
+unsampled and of sampled requests, with all spans created and passed to an exporter that drops them. Prints the CPU time
+of the event loop's thread per plan and per request, and that of the spans' thread per request; the medians of
+interleaved repetitions. The last line is the cost of a stage's report on a plan.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ STEP_SECONDS = 0.008
 
 
 class EncodingExporter(SpanExporter):
-    """Does all but the sending, and counts CPU time."""
+    """Encodes spans without sending them, and measures its CPU time."""
 
     def __init__(self) -> None:
         self.spans = 0
@@ -54,7 +54,7 @@ class EncodingExporter(SpanExporter):
 
 
 class EncodedOnly(SpanExport):
-    """A span export to nowhere."""
+    """A span export without a destination."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._provider = TracerProvider(shutdown_on_exit=False)
@@ -65,7 +65,7 @@ class EncodedOnly(SpanExport):
 
 
 class TimedSender(OtelSpanSender):
-    """Counts the CPU time of its thread."""
+    """Measures the CPU time of its thread."""
 
     cpu_nanoseconds = 0
 
@@ -75,7 +75,7 @@ class TimedSender(OtelSpanSender):
 
 
 class InstantStages:
-    """Answer each plan in the next turn of the loop, and tell of it when asked."""
+    """Answer each plan in the next turn of the loop, and report on it on request."""
 
     def __init__(self, tracing: TracedRequests | None) -> None:
         self.plans = 0
@@ -87,7 +87,7 @@ class InstantStages:
         self.core.set_phase(Phase.READY)
 
     def take(self, message: ToStage) -> None:
-        """A plan, mostly."""
+        """Process a message, usually a plan."""
         if isinstance(message, StepPlan):
             self.plans += 1
             asyncio.get_running_loop().call_soon(self._finish, message)
@@ -100,7 +100,7 @@ class InstantStages:
 
 
 async def load(stages: InstantStages, flags: str) -> float:
-    """Answer all requests; returns nanoseconds of this thread's CPU time."""
+    """Run all requests; returns nanoseconds of this thread's CPU time."""
 
     async def answer(number: int) -> None:
         request = AdmittedRequest(
@@ -135,7 +135,7 @@ def record() -> StepRecord:
 
 
 def cpu(action: Callable[[], object], times: int = 5000) -> float:
-    """Nanoseconds of this thread for one."""
+    """Nanoseconds of this thread per call."""
     begin = time.thread_time_ns()
     for _ in range(times):
         action()

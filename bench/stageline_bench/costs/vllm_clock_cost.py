@@ -1,9 +1,9 @@
-"""What the state clock costs a vLLM worker for each step: `python -m stageline_bench.costs.vllm_clock_cost`.
+"""Cost of the state clock per step in a vLLM worker: `python -m stageline_bench.costs.vllm_clock_cost`.
 
-Makes the calls of `WorkerWatch` as the plugin makes them round a decode of a stage in the middle, which has the most: a
-receive and the wait for it, a send and the waits for its two tensors. The files are real ones. Before each step a few
-megabytes are gone through, as a model's layers would, so that the clock's own memory is as cold as in a worker. Counted
-is the thread's CPU time; the median of steps, so that a busy machine matters little.
+Makes the same calls of `WorkerWatch` as the plugin around a decode of a middle stage, which has the most: a receive and
+its wait, a send and the waits for its two tensors. The files are real ones. Before each step it reads a few megabytes,
+as a model's layers do, so that the clock's own memory is as cold as in a worker. Measures the thread's CPU time; the
+median of steps, so that load matters little.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ from stageline_vllm.worker_state import WorkerStateWriter, worker_state_path
 STEPS: Final = 400
 ROWS: Final = (1, 8, 32)
 LAYER_BYTES: Final = 8 << 20
-"""More than a core's own caches hold."""
+"""More than a core's own caches."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def clock_step_seconds(rows: int, steps: int = STEPS) -> float:
 
 
 def _step(watch: WorkerWatch, scheduled: Any, tensors: dict[str, Any]) -> None:
-    """One call of `execute_model` and one of `sample_tokens`, without what they compute."""
+    """One call of `execute_model` and one of `sample_tokens`, without their computation."""
     last_words = LastWords(watch.clock)
     with last_words.of_call():
         watch.begin(scheduled)
@@ -84,7 +84,7 @@ def _watch(directory: Path) -> WorkerWatch:
 
 
 def _decode(rows: int, number: int) -> Any:
-    """vLLM's word for a step of one token for each of `rows` requests."""
+    """vLLM's object for a step of one token for each of `rows` requests."""
     names = [f"cmpl-{row}-0123456789abcdef" for row in range(rows)]
     return SimpleNamespace(
         finished_req_ids=set(),

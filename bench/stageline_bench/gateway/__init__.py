@@ -1,1 +1,1 @@
-"""What the gateway costs: `python -m stageline_bench.gateway` measures it against a synthetic engine."""
+"""Cost of the gateway: `python -m stageline_bench.gateway` measures it against a synthetic engine."""

@@ -1,10 +1,10 @@
-"""`python -m stageline_bench.gateway`: what the gateway adds, and what a core of it relays beside nginx.
+"""`python -m stageline_bench.gateway`: latency that the gateway adds, and its throughput per core compared with nginx.
 
 Needs two cores: one for the relay, one for the synthetic engine and the clients. Loads at 25 tokens a second are
-measured through the gateway and directly. What one more token costs depends by a quarter on how a process happens to
-lie in memory, so it is the median over processes that are started anew, of paced streams of two lengths through the
-same process; and so is what a stream costs of those that come faster than a core relays them. A token's share of what a
-gateway does without any request is counted as its own.
+measured through the gateway and directly. The cost of one more token varies by a quarter with the memory layout of a
+process. So it is the median over freshly started processes, of paced streams of two lengths through the same process.
+The same holds for the cost of a stream when streams arrive faster than a core relays them. A token's share of the
+gateway's idle work is counted as its own.
 """
 
 import os
@@ -30,16 +30,16 @@ from stageline_bench.page_section import EXISTING_PAGE
 
 PACED: Final[dict[str, Any]] = {"tokens": 25, "tokens_per_second": 25.0}
 LONG_TOKENS: Final = 125
-"""What a token costs by itself is what longer streams cost more."""
+"""The extra cost of longer streams gives the cost of a token."""
 STARTS: Final = 5
-"""Of a gateway and of nginx, by turns, for what a token costs."""
+"""Starts of a gateway and of nginx, alternately, for the cost of a token."""
 SATURATED_STARTS: Final = 4
-"""Of a gateway that is saturated."""
+"""Starts of a saturated gateway."""
 SATURATING: Final[dict[str, Any]] = {"tokens": 50, "tokens_per_second": 1000.0}
 
 
 def run(concurrencies: tuple[int, ...], seconds: float, directory: Path) -> dict[str, Any]:
-    """All measurements, each number of streams and start with processes of its own."""
+    """All measurements, each number of streams and start with its own processes."""
     load_average = os.getloadavg()[0]
     engine_command = python_module("stageline_bench.gateway.synthetic_engine")
     with started(engine_command, CLIENT_CORE, directory / "engine.log") as engine:
@@ -60,7 +60,7 @@ def _paced(engine_port: int, concurrent: int, seconds: float, directory: Path) -
 
 
 def _tokens(engine_port: int, seconds: float, directory: Path) -> list[dict[str, Any]]:
-    """What one more token costs each relay, once for each start of it."""
+    """Cost of one more token in each relay, once per start."""
     found = []
     for start in range(STARTS):
         relay_of = (relays.gateway, relays.nginx) if start % 2 else (relays.nginx, relays.gateway)
@@ -91,7 +91,7 @@ def _saturated(engine_port: int, seconds: float, directory: Path) -> list[dict[s
 
 
 def _warm_up(relay: relays.Relay, directory: Path) -> None:
-    """So that nothing is done for the first time where it counts."""
+    """Run everything once before it is measured."""
     measure(relay, directory, concurrent=TARGET_CONCURRENT, seconds=3, **PACED)
 
 
@@ -106,7 +106,7 @@ def _say(figures: dict[str, Any]) -> dict[str, Any]:
 @click.option("--results", type=click.Path(path_type=Path), default=Path("bench/results"), show_default=True)
 @click.option("--page", type=EXISTING_PAGE, help="Markdown page whose table is replaced.")
 def bench(concurrent: tuple[int, ...], seconds: float, results: Path, page: Path | None) -> None:
-    """Measure the gateway on this machine. Nothing else should run on it meanwhile."""
+    """Measure the gateway on this machine, which should be otherwise idle."""
     if len(os.sched_getaffinity(0)) < 2:
         raise UserError("The benchmark needs two cores: one for what relays, one for engine and clients.")
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""What the bench's engines read and write, on a shared connection and on the own ones of clients without a gateway."""
+"""Parsing and formatting of the benchmark's engines, for shared connections and for connections of one stream."""
 
 import json
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ WORD: Final = " word"
 ADMITTED: Final = b'{"type":"admitted","prompt_tokens":8}\n'
 TOKEN: Final = json.dumps({"type": "delta", "text": WORD, "token_ids": [7]}, separators=(",", ":")).encode() + b"\n"
 SHARED: Final = f"POST {MULTIPLEXED_PATH} ".encode()
-"""Begins the request for a connection that many streams share."""
+"""Start of the request for a shared connection."""
 
 
 def finished(tokens: int) -> bytes:
-    """The line that ends a stream."""
+    """The final line of a stream."""
     end = {"type": "finished", "reason": "length", "prompt_tokens": 8, "completion_tokens": tokens}
     return json.dumps(end).encode() + b"\n"
 
@@ -29,25 +29,25 @@ def chunk(content: bytes) -> bytes:
 
 
 def of_stream(number: int | None, line: bytes) -> bytes:
-    """`line` on a connection that is shared, or on one without numbers."""
+    """`line` on a shared connection, or without a number on another one."""
     return line if number is None else b"%d %b" % (number, line)
 
 
 def status() -> bytes:
-    """The answer to a probe."""
+    """The response to a probe."""
     found = EngineStatus(phase=Phase.READY, served_name=SERVED_NAME).model_dump_json().encode()
     return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(found) + found
 
 
 class SharedBody:
-    """The lines of a chunked body, as its bytes come."""
+    """The lines of a chunked body, from its bytes as they arrive."""
 
     def __init__(self) -> None:
         self._unread = b""
         self._cutter = LineCutter()
 
     def feed(self, content: bytes) -> Iterator[ClientLine]:
-        """What clients said, in whole lines."""
+        """Complete lines of clients."""
         self._unread += content
         while True:
             size, found, after = self._unread.partition(b"\r\n")

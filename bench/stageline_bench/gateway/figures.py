@@ -1,4 +1,4 @@
-"""One measurement: a load on a relay, and the figures of it."""
+"""One measurement: a load on a relay, and its figures."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 
 
 def request_body(path: str, tokens: int, rate: int) -> dict[str, Any]:
-    """What a relay at `path` is asked for, at `rate` tokens a second."""
+    """Body of a request to a relay at `path`, at `rate` tokens a second."""
     if path == "/v1/completions":
         return {"model": SERVED_NAME, "prompt": PROMPT, "max_tokens": tokens, "seed": rate, "stream": True}
     sampling = SamplingParams(max_tokens=tokens, seed=rate)

@@ -1,8 +1,8 @@
-"""`python -m stageline_bench.gateway.lock_step`: relays' CPU time for a request and a token, on a busy machine too.
+"""`python -m stageline_bench.gateway.lock_step`: relays' CPU time per request and per token, even on a loaded machine.
 
-One stream at a time: an engine and a client in this process wait for each other's every write, and the scheduler says
-what time the relay had on a core meanwhile. Nothing depends on how soon anybody runs, so a load beside it moves the
-lowest of several windows by a few percent only. It says nothing of waiting: that is `make bench-gateway`'s.
+One stream at a time: an engine and a client in this process wait for each other's every write, and the scheduler
+reports the relay's CPU time. Scheduling delays don't matter, so load changes the lowest of several windows only by a
+few percent. It does not measure waiting: `make bench-gateway` does.
 """
 
 import json
@@ -49,15 +49,15 @@ class Asked:
 
     connection: socket.socket
     stream: int | None = None
-    """Its number on a connection that others may share; None: it has its own."""
+    """Its number on a shared connection; None: it has its own connection."""
     answered: threading.Event = field(default_factory=threading.Event)
 
     def say(self, line: bytes, times: int = 1) -> None:
-        """Write a line so many times, at once."""
+        """Write a line `times` times, in one write."""
         self.connection.sendall(chunk(of_stream(self.stream, line) * times))
 
     def end(self, tokens: int) -> None:
-        """All that were wanted have been sent."""
+        """All requested tokens have been sent."""
         self.say(finished(tokens))
         if self.stream is None:
             self.connection.sendall(END)
@@ -65,7 +65,7 @@ class Asked:
 
 
 class HeldEngine:
-    """Answers probes by itself, and puts each request to generate into `asked`."""
+    """Answers probes automatically, and puts each generation request into `asked`."""
 
     def __init__(self) -> None:
         self.asked: queue.Queue[Asked] = queue.Queue()
@@ -110,10 +110,10 @@ class Stream:
     engine: HeldEngine
     relay: relays.Relay
     idle_share: float = 0.0
-    """Of a core, that the relay takes without a stream: probes of the engine, looks at files."""
+    """Share of a core that the relay uses without a stream: probes of the engine, checks of files."""
 
     def run(self, tokens: int, burst: int) -> None:
-        """Have `tokens` relayed, `burst` of them written at once."""
+        """Have `tokens` relayed, `burst` of them in one write."""
         body = json.dumps(request_body(self.relay.path, tokens, 25)).encode()
         head = f"POST {self.relay.path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -139,7 +139,7 @@ class Stream:
                 seen += came
 
     def microseconds(self, streams: int, tokens: int, burst: int) -> float:
-        """The relay's CPU time for one such stream, beyond what it takes when idle."""
+        """The relay's CPU time for one such stream, without its idle work."""
         before, began = _nanoseconds(self.relay), time.monotonic_ns()
         for _ in range(streams):
             self.run(tokens, burst)
@@ -148,7 +148,7 @@ class Stream:
 
 
 def _nanoseconds(relay: relays.Relay) -> int:
-    """On a core, of the only busy thread of each process; see `schedstat` in Linux's documentation of /proc."""
+    """CPU time of the only busy thread of each process; see `schedstat` in Linux's documentation of /proc."""
     return sum(int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) for pid in relay.pids)
 
 
@@ -157,14 +157,14 @@ RELAYS: Final[tuple[Start, ...]] = (relays.gateway, relays.nginx)
 
 
 def idle_share(relay: relays.Relay) -> float:
-    """What part of a core it takes without a stream."""
+    """Share of a core that it uses without a stream."""
     before, began = _nanoseconds(relay), time.monotonic_ns()
     time.sleep(IDLE_SECONDS)
     return (_nanoseconds(relay) - before) / (time.monotonic_ns() - began)
 
 
 def measure(streams: Sequence[Stream], windows: int) -> list[dict[str, tuple[float, float]]]:
-    """Lowest and median over the windows, in microseconds. The relays take turns, so that all meet the same load."""
+    """Lowest and median over the windows, in microseconds. The relays alternate, so that all have the same load."""
     for stream in streams:
         for _ in range(40):
             stream.run(5, 1)
@@ -186,13 +186,13 @@ def _summary(short: list[float], long: list[float], bursts: list[float]) -> dict
 @click.command()
 @click.option("--windows", type=click.IntRange(2), default=15, show_default=True)
 def bench(windows: int) -> None:
-    """CPU time of the gateway, and of nginx where there is one."""
+    """CPU time of the gateway, and of nginx if it is installed."""
     engine = HeldEngine()
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         directory = Path(scratch)
         started = [stack.enter_context(start(engine.port, relays.free_port(), directory)) for start in RELAYS]
         found = [each for each in started if each is not None]
-        time.sleep(IDLE_SECONDS)  # what is done once after a start is done
+        time.sleep(IDLE_SECONDS)  # let one-time work after the start finish
         streams = [Stream(engine, each, idle_share(each)) for each in found]
         for relay, figures in zip(found, measure(streams, windows), strict=True):
             for what, (lowest, median) in figures.items():

@@ -1,4 +1,4 @@
-"""Processes of a benchmark: started on given cores, asked for CPU time and memory, always ended."""
+"""Processes of a benchmark: started on given cores, measured for CPU time and memory, always ended."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 @contextmanager
 def started(command: Sequence[str], core: int, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process on one core, killed in the end; its output goes to `log`, but for what it prints on stdout."""
+    """A process on one core, killed at the end; stderr goes to `log`, stdout is a pipe."""
     with log.open("a") as stderr:
         process = subprocess.Popen(
             command,
@@ -47,7 +47,7 @@ def python_module(name: str, *arguments: str) -> list[str]:
 
 
 def wait_for(url: str, log: Path) -> None:
-    """Until `url` answers 200; raises UserError when it does not."""
+    """Wait until `url` answers 200; raises UserError if it does not."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -60,7 +60,7 @@ def wait_for(url: str, log: Path) -> None:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """User and system time that processes have used."""
+    """User and system time of processes."""
     return (
         sum(
             int(field)

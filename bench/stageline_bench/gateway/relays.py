@@ -1,7 +1,7 @@
-"""What stands between clients and the synthetic engine: nothing, the gateway, or nginx.
+"""The relays between clients and the synthetic engine: none, the gateway, or nginx.
 
 The gateway and nginx have one core to themselves, and both keep their connections to the engine. nginx relays the
-engine's own stream, which is less work than turning it into OpenAI's events.
+engine's own stream, which is less work than converting it to OpenAI's events.
 """
 
 import shutil
@@ -38,7 +38,7 @@ http {{
 
 @dataclass(frozen=True)
 class Relay:
-    """Where clients connect, and which processes do the relaying."""
+    """The URL for clients, and the processes that relay."""
 
     name: str
     port: int
@@ -47,13 +47,13 @@ class Relay:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def direct(engine_port: int) -> Relay:
-    """Clients talk to the engine."""
+    """No relay: clients connect to the engine."""
     return Relay("direct", engine_port, "/v1/generate")
 
 
@@ -72,7 +72,7 @@ def gateway(engine_port: int, port: int, directory: Path) -> Iterator[Relay]:
 
 @contextmanager
 def nginx(engine_port: int, port: int, directory: Path) -> Iterator[Relay | None]:
-    """nginx with one worker; None where there is no nginx."""
+    """nginx with one worker; None if it is not installed."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         yield None

@@ -20,15 +20,15 @@ TARGET_ADDED_MS: Final = (
     (MOST_CONCURRENT, "p50", 60.0),
 )
 TARGET_STREAM_MS: Final = 1.0
-"""CPU of a saturated gateway for a stream of 50 tokens."""
+"""CPU time of a saturated gateway for a stream of 50 tokens."""
 TARGET_TOKEN_US: Final = 30.0
-"""CPU for one more token of a paced stream."""
+"""CPU time for one more token of a paced stream."""
 
 
 def result_of(
     paced: list[dict[str, Any]], saturated: list[dict[str, Any]], tokens: list[dict[str, Any]], load_average: float
 ) -> dict[str, Any]:
-    """Everything measured, and the targets of what was; `tokens` are the `token_cost` of each start."""
+    """All measurements and their targets; `tokens` are the `token_cost` of each start."""
     return {
         "program": PROGRAM,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -66,7 +66,7 @@ def _targets(
 
 
 def medians(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each relay: that whose CPU time for a stream is the lower median of its own."""
+    """One row per relay: the one with the lower median of its CPU time per stream."""
     of_relays: dict[str, list[dict[str, Any]]] = {}
     for one in measured:
         of_relays.setdefault(one["relay"], []).append(one)
@@ -75,19 +75,19 @@ def medians(measured: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def token_cost(short: dict[str, Any], long: dict[str, Any]) -> dict[str, Any]:
-    """CPU of one more token: of long streams beside short ones, as many at once, through the same process."""
+    """CPU time of one more token: long streams compared with as many short ones through the same process."""
     more_ms = long["cpu_ms_per_stream"] - short["cpu_ms_per_stream"]
     per_token_us = round(1e3 * more_ms / (long["tokens"] - short["tokens"]), 2)
     return {"relay": short["relay"], "cpu_us_per_token": per_token_us, "short": short, "long": long}
 
 
 def costs_of(relay: str, tokens: list[dict[str, Any]]) -> list[float]:
-    """What a token cost this relay, start by start."""
+    """Cost of a token in this relay, per start."""
     return [float(one["cpu_us_per_token"]) for one in tokens if one["relay"] == relay]
 
 
 def added_ms(paced: list[dict[str, Any]], concurrent: int, quantile: str, what: str = "ttft_ms") -> float:
-    """What the gateway adds at one quantile: its own less that of clients who talk to the engine."""
+    """Latency that the gateway adds at one quantile: its own minus that of a direct connection."""
     of = {one["relay"]: one for one in paced if one["concurrent"] == concurrent}
     return float(round(of["gateway"][what][quantile] - of["direct"][what][quantile], 3))
 
@@ -105,7 +105,7 @@ def write_result(result: dict[str, Any], directory: Path) -> Path:
 
 
 def update_page(page: Path, result: dict[str, Any]) -> None:
-    """Replace the page's section. As `replace_section`."""
+    """Replace the page's section. Raises like `replace_section`."""
     replace_section(page, PROGRAM, render(result))
 
 

@@ -1,7 +1,7 @@
-"""Many clients that stream without pause, and the times they saw; a process of its own, so that it disturbs nothing.
+"""Many clients that stream without pause, and their times; a separate process, so that it disturbs no other.
 
-Each of the concurrent clients asks again as soon as its stream has ended. Starts are spread over one stream's length.
-What comes is only searched for the bytes of a token: parsing it would cost more than relaying it does.
+Each concurrent client sends its next request as soon as its stream has ended. Starts are spread over one stream's
+length. Responses are only searched for the bytes of a token: parsing would cost more than relaying.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import cast
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients ask for, and for how long."""
+    """The clients' requests, and the duration."""
 
     port: int
     path: str
@@ -23,16 +23,16 @@ class Load:
     tokens_per_second: float
     seconds: float
     token_mark: str
-    """Bytes that stand once for each token, also where several are one event."""
+    """Bytes that occur once per token, even if one event has several tokens."""
 
 
 @dataclass
 class Seen:
-    """Times of all streams that were whole."""
+    """Times of all complete streams."""
 
     first_token_seconds: list[float] = field(default_factory=list)
     gap_seconds: list[float] = field(default_factory=list)
-    """Between two reads with tokens, less the engine's period."""
+    """Between two reads with tokens, minus the engine's period."""
     streams: int = 0
     broken: int = 0
     seconds: float = 0.0
@@ -56,7 +56,7 @@ class _Client(asyncio.Protocol):
         now = self._loop.time()
         text = self._rest + data
         count = text.count(self._mark)
-        # A mark that is cut in two is found with the next bytes; one that is whole must not be found again.
+        # A mark that is split is found with the next bytes; a complete one must not be found again.
         self._rest = text[text.rfind(self._mark) + len(self._mark) :] if count else text
         self._rest = self._rest[-len(self._mark) + 1 :]
         if not count:
@@ -77,7 +77,7 @@ class _Client(asyncio.Protocol):
 
 
 async def run(load: Load) -> Seen:
-    """Load for `load.seconds`; streams that run then are let finish, but not counted as throughput."""
+    """Load for `load.seconds`; streams that are still running may finish but don't count for throughput."""
     body = json.dumps(load.body).encode()
     head = f"POST {load.path} HTTP/1.1\r\nhost: 127.0.0.1:{load.port}\r\nconnection: close\r\n"
     head += "content-type: application/json\r\n"

@@ -1,8 +1,8 @@
-"""An engine that computes nothing: `GenerateRequest`s in, tokens at a steady rate out, as cheaply as Python can.
+"""An engine without a model: `GenerateRequest`s in, tokens at a steady rate out, as cheaply as Python can.
 
-Tokens come as an engine's do, by steps: a stream belongs to one of `COHORTS` cohorts, whose steps take turns, and all
-streams of a cohort have a token of each of its steps. On a connection that streams share, the tokens of a step are one
-write. The first token comes at once: all of the time to it is the way.
+Tokens arrive in steps, as from a real engine: a stream belongs to one of `COHORTS` microbatches with alternating steps,
+and each step has a token for every stream of its microbatch. On a shared connection, the tokens of a step are one
+write. The first token is sent at once: its latency is only that of the relay.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ SHORTEST_STEP_SECONDS: Final = 1e-3
 
 @dataclass(eq=False)
 class Stream:
-    """One generation, and where its lines go."""
+    """One generation, and the destination of its lines."""
 
     write: Callable[[bytes], None]
     number: int | None
@@ -44,18 +44,18 @@ class Stream:
     is_open: bool = True
 
     def next_lines(self) -> bytes:
-        """Those of its next token."""
+        """The lines of its next token."""
         self.left -= 1
         return of_stream(self.number, TOKEN) + (b"" if self.left else of_stream(self.number, finished(self.tokens)))
 
 
 class Steps:
-    """Gives each stream a token in every step of its cohort."""
+    """Gives each stream a token in every step of its microbatch."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._due: dict[int, list[Stream]] = {}
-        """Streams by the step that they have their next token in: a number of shortest steps."""
+        """Streams by the step of their next token, counted in shortest steps."""
 
     def start(self, stream: Stream) -> None:
         """Admit it, with its first token."""
@@ -96,8 +96,9 @@ class Steps:
 
 
 class SyntheticConnection(asyncio.Protocol):
-    """Takes one request after another, unless the client said that it is the last; or many at once. The rate is the
-    request's seed: see `rate_of`."""
+    """Serves one request after another, unless the client closes the connection, or many at once. The rate is the
+    request's seed: see `rate_of`.
+    """
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -108,17 +109,17 @@ class SyntheticConnection(asyncio.Protocol):
         self._is_last = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
+        """Connection opened."""
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
-        """It left, or its stream is done."""
+        """Connection closed: the client disconnected or its stream is done."""
         self._transport = None
         for stream in self._streams.values():
             stream.is_open = False
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of a request."""
+        """Received bytes of a request."""
         if self._shared is not None:
             self._take(self._shared, data)
             return
@@ -166,7 +167,7 @@ class SyntheticConnection(asyncio.Protocol):
 
 
 def rate_of(seed: int) -> float:
-    """Tokens per second of a request: its seed, which is the one number that every client may choose freely."""
+    """Tokens per second of a request: its seed, the one number that every client can choose freely."""
     return float(seed)
 
 

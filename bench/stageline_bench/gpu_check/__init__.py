@@ -1,1 +1,1 @@
-"""`make gpu-check`: one command that shows on a GPU what no test on a CPU can, and writes docs/dev/gpu-check.md."""
+"""`make gpu-check`: one command that checks on a GPU what CPU tests can't, and writes docs/dev/gpu-check.md."""

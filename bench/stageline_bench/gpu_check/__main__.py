@@ -1,8 +1,8 @@
-"""`python -m stageline_bench.gpu_check [--page docs/dev/gpu-check.md] [--part NAME …]`: what `make gpu-check` runs.
+"""`python -m stageline_bench.gpu_check [--page docs/dev/gpu-check.md] [--part NAME …]`: the program of `make
+gpu-check`.
 
-Without a CUDA device it says so, says how to get one, and ends well: that nothing was shown is in
-docs/dev/gpu-check.md.
-A page takes all parts or none, so that no row of it is older than its first line says.
+Without a CUDA device it prints how to get one, and exits with 0; docs/dev/gpu-check.md then shows no result. The page
+requires all parts, so that every row is as recent as its first line.
 """
 
 import argparse
@@ -26,7 +26,7 @@ HOW_TO_GET_ONE = (
 
 
 def sections(directory: Path) -> tuple[Section, ...]:
-    """All parts; nothing of a device is touched before one runs."""
+    """All parts; the device is not used before one runs."""
     from stageline_bench.gpu_check.device_parts import DeviceParts
     from stageline_bench.gpu_check.group_parts import GroupParts
     from stageline_bench.gpu_check.link_parts import LinkParts
@@ -81,7 +81,7 @@ def sections(directory: Path) -> tuple[Section, ...]:
 
 
 def no_device() -> str | None:
-    """Why nothing can be checked here; None where a device is visible."""
+    """Why nothing can be checked here; None if a device is visible."""
     try:
         import torch
     except ImportError:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _directory(kept: Path | None) -> Iterator[Path]:
-    """Where models are written and groups keep their logs: absolute, since groups name their models by file:// URIs."""
+    """Directory of models and of groups' logs; absolute, because groups name their models by file:// URIs."""
     if kept is None:
         with tempfile.TemporaryDirectory(prefix="stageline-gpu-check-") as directory:
             yield Path(directory)

@@ -1,7 +1,7 @@
-"""The attention kernels against plain torch, over many shapes: on a GPU, or on the CPU in Triton's interpreter.
+"""The attention kernels compared with plain torch, over many shapes: on a GPU, or on the CPU in Triton's interpreter.
 
-`TRITON_INTERPRET=1 python -m stageline_bench.gpu_check.attention_cases` prints each case's error as JSON: a program
-of its own, because Triton decides when it is imported whether kernels are interpreted.
+`TRITON_INTERPRET=1 python -m stageline_bench.gpu_check.attention_cases` prints each case's error as JSON. It is a
+separate program, because Triton chooses the interpreter when it is imported.
 """
 
 import itertools
@@ -36,7 +36,7 @@ TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 3e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison; `processors` decides how far a context is split."""
+    """One comparison; `processors` decides into how many parts a context is split."""
 
     heads: tuple[int, int, int]
     dtype: str
@@ -72,7 +72,7 @@ def cases() -> list[Case]:
 
 
 def device_rows(rows: StepBatch, block_table: torch.Tensor) -> StepTensors:
-    """A plan's table where the block table lies."""
+    """A plan's table on the block table's device."""
     sections = ((rows.tokens, 2), (rows.decode_tiles, 4), (rows.decode_parts, 2), (rows.prefill_tiles, 4))
     tokens, decode, parts, prefill = (
         torch.tensor(part, dtype=torch.int32, device=block_table.device).view(-1, width) for part, width in sections
@@ -83,7 +83,7 @@ def device_rows(rows: StepBatch, block_table: torch.Tensor) -> StepTensors:
 
 
 def run(case: Case, device: torch.device = CPU) -> dict[str, Any]:
-    """Errors of the output, and whether both wrote the same cache. What no query may see is NaN."""
+    """Errors of the output, and whether both wrote the same cache. Cache entries that no query may read are NaN."""
     generator = torch.Generator().manual_seed(7)
     num_heads, num_kv_heads, head_dim = case.heads
     size = case.slot_tokens

@@ -1,6 +1,6 @@
-"""What attention of one layer takes on a device, of an 8B model's shape: decode, one long row among many, prefill.
+"""Attention times of one layer on a device, in the shape of an 8B model: decode, one long row among many, prefill.
 
-Prefill runs beside torch's own attention over contiguous keys, which a paged cache can't have and so is a bound.
+Prefill is compared with torch's own attention over contiguous keys, which a paged cache can't have: a lower bound.
 """
 
 import itertools
@@ -28,7 +28,7 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTEN
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A plan's rows: tokens in the cache before each, and how many each computes."""
+    """A plan's rows: cached tokens before each, and new tokens of each."""
 
     name: str
     rows: tuple[tuple[int, int], ...]
@@ -77,7 +77,7 @@ def _paged(case: Rows, accelerator: Accelerator) -> float:
 
 
 def _block_table(case: Rows, device: torch.device) -> tuple[torch.Tensor, int]:
-    """Each slot's blocks, as many as it has tokens for, in a drawn order; the last row is padding's."""
+    """Each slot's blocks for its tokens, in random order; the last row is the padding's."""
     needed = [blocks_of(position + count) for position, count in case.rows]
     num_blocks = sum(needed)
     order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(3)).to(torch.int32)
@@ -88,7 +88,7 @@ def _block_table(case: Rows, device: torch.device) -> tuple[torch.Tensor, int]:
 
 
 def _contiguous(tokens: int, accelerator: Accelerator, backend: SDPBackend) -> str:
-    """torch's attention of one prompt by a backend, or why it has none."""
+    """torch's attention of one prompt by a backend, or why it is unavailable."""
     device = accelerator.device
     query = torch.randn(1, NUM_HEADS, tokens, HEAD_DIM, dtype=torch.bfloat16, device=device)
     key, value = (torch.randn(1, NUM_KV_HEADS, tokens, HEAD_DIM, dtype=torch.bfloat16, device=device) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The parts of the check that one process does: kernels, layers, captured graphs, memory, NCCL's start."""
+"""Checks in one process: kernels, layers, captured graphs, memory, NCCL's start."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ from stageline_runtime.stage.memory_use import blocks_to_measure, measure
 NUM_PROMPTS = 6
 NUM_TOKENS = 24
 NCCL_PROCESS_SECONDS = 70.0
-"""What the process that asks NCCL by itself may take."""
+"""Time limit of the NCCL process."""
 
 
 class DeviceParts:
@@ -51,20 +51,20 @@ class DeviceParts:
         accelerator: Accelerator | None = None,
         attention: Callable[[AttentionHeads], Attention] | None = None,
     ) -> None:
-        """`accelerator` None takes the first CUDA device, `attention` None the Triton kernels."""
+        """`accelerator` None uses the first CUDA device, `attention` None the Triton kernels."""
         self._directory = directory
         self._accelerator = accelerator
         self._attention = attention
 
     @property
     def accelerator(self) -> Accelerator:
-        """The device, taken when it is first needed."""
+        """The device, opened on first use."""
         if self._accelerator is None:
             self._accelerator = CudaAccelerator()
         return self._accelerator
 
     def facts(self) -> Figures:
-        """What the device and the software are."""
+        """The device and the software."""
         import triton
 
         free = self.accelerator.available_bytes()
@@ -94,7 +94,7 @@ class DeviceParts:
         return _beside_plain_torch(wrong, [(result["dtype"], result["error"]) for result in results])
 
     def sampling(self) -> Figures:
-        """Every draw of the kernels that draw tokens."""
+        """Every case of the sampling kernels."""
         results = [run_draws(case, self.accelerator.device) for case in sampling_cases(thorough=True)]
         drawn = sum(len(result["drawn"]) for result in results)
         wrong = [row for result in results for row in wrong_rows(result)]
@@ -103,11 +103,11 @@ class DeviceParts:
         return {"tokens equal to the CPU's": f"{drawn} of {drawn}"}
 
     def sampling_speed(self) -> Figures:
-        """What the draws of a step take."""
+        """Time of a step's sampling."""
         return timings(self.accelerator)
 
     def layers(self) -> Figures:
-        """The device's stage against the CPU's, eagerly, token by token."""
+        """The device's stage compared with the CPU's, eagerly, token by token."""
         model_dir = self._small_model()
         config = read_model_config(model_dir)
         shape = whole_model(config, NUM_PROMPTS, torch.float32)
@@ -122,7 +122,7 @@ class DeviceParts:
         return {"tokens equal to the CPU's": f"{sum(first)} of {NUM_TOKENS * NUM_PROMPTS}"}
 
     def experts(self) -> Figures:
-        """Grouped products over experts against one expert after the other on the CPU."""
+        """Grouped products over experts compared with one expert after the other on the CPU."""
         errors: list[tuple[str, float]] = []
         for case in expert_cases():
             error = case.largest_error(self.accelerator.device)
@@ -132,14 +132,15 @@ class DeviceParts:
         return _largest_errors(errors)
 
     def captured_experts(self) -> Figures:
-        """A large mixture's experts in a graph: the eager results with other picks than were recorded."""
+        """A large mixture's experts in a graph: the eager results with other picks than at capture."""
         if not self.accelerator.queues_experts(torch.bfloat16):
             raise SkipSectionError("needs a device of sm_90 or sm_100, whose grouped products are one kernel")
         return captured_figures(self.accelerator) | self.captured_mixture()
 
     def captured_mixture(self) -> Figures:
-        """A mixture's layers, captured: tokens beside the eager ones. Chunks pad otherwise, and in bfloat16 that may
-        round otherwise; a replay that is wrong agrees nowhere."""
+        """A mixture's layers, captured: tokens compared with the eager ones. Chunks have other padding, which may round
+        differently in bfloat16; a wrong replay agrees nowhere.
+        """
         model_dir = self._directory / "small mixture"
         write_random_model(model_dir, SMALL_MIXTURE, torch.device("cpu"))
         config = read_model_config(model_dir)
@@ -158,11 +159,11 @@ class DeviceParts:
         return {"mixture's tokens equal to the eager ones": f"{equal} of {NUM_TOKENS * NUM_PROMPTS}"}
 
     def attention_speed(self) -> Figures:
-        """What a layer's attention takes."""
+        """Attention time of a layer."""
         return attention_figures(self.accelerator)
 
     def graphs(self) -> Figures:
-        """Captured and eager runs of one stage give the same tokens; what a capture makes and costs."""
+        """Captured and eager runs of one stage give the same tokens; size and cost of a capture."""
         model_dir = self._small_model()
         config = read_model_config(model_dir)
         shape = whole_model(config, NUM_PROMPTS, torch.float32)
@@ -185,7 +186,7 @@ class DeviceParts:
         return figures
 
     def shortage(self) -> Figures:
-        """A device without room says how much was missing."""
+        """A full device reports how much memory was missing."""
         wanted = self.accelerator.available_bytes() * 2
         try:
             torch.empty(wanted, dtype=torch.uint8, device=self.accelerator.device)
@@ -197,9 +198,9 @@ class DeviceParts:
         raise CheckFailedError(f"{wanted} bytes were given by a device that has half of them")
 
     def measured(self) -> Figures:
-        """What is measured at load, with another figure by its side: the largest step run once more.
+        """The measurement at load, compared with a second run of the largest step.
 
-        A cache of the rest of the device isn't filled; that the step fits beside it is shown by groups that run.
+        The remaining memory isn't filled with a cache; running groups show that the step fits beside it.
         """
         model_dir = self._small_model()
         config = read_model_config(model_dir)
@@ -215,7 +216,7 @@ class DeviceParts:
         }
 
     def nccl(self) -> Figures:
-        """NCCL starts, for a communicator of one rank, and what of its errors a link would hear."""
+        """NCCL starts, for a communicator of one rank, and reports its errors to a link."""
         program = [sys.executable, "-m", "stageline_bench.gpu_check.nccl_start"]
         try:
             done = subprocess.run(program, capture_output=True, text=True, timeout=NCCL_PROCESS_SECONDS, check=False)
@@ -235,7 +236,7 @@ class DeviceParts:
 
 
 def _beside_plain_torch(wrong: list[dict[str, Any]], errors: list[tuple[str, float]]) -> Figures:
-    """How many cases there were, and the largest error in each dtype."""
+    """The number of cases, and the largest error in each dtype."""
     if wrong:
         raise CheckFailedError(f"{len(wrong)} of {len(errors)} cases differ from plain torch, first {wrong[0]}")
     return {"cases": str(len(errors))} | _largest_errors(errors)

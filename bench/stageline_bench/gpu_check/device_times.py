@@ -10,7 +10,7 @@ ROUNDS = 15
 
 
 def median_microseconds(accelerator: Accelerator, work: Callable[[], object]) -> float:
-    """The median of some runs, each between two events of the stream that computes."""
+    """The median of some runs, each between two events of the compute stream."""
     for _ in range(WARM_UP_RUNS):
         work()
     ends = []

@@ -1,4 +1,4 @@
-"""Experts on a device, in grouped products, beside the same experts one after the other on the CPU; and captured."""
+"""Experts in grouped products on a device, compared with one expert after the other on the CPU; also captured."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,7 +23,7 @@ class ExpertCase:
     num_tokens: int
 
     def largest_error(self, device: torch.device) -> float:
-        """Between results on `device` and on the CPU, by weights and picks that follow from the case."""
+        """Between results on `device` and on the CPU, with weights and picks derived from the case."""
         drawn = torch.Generator().manual_seed(self.num_tokens + self.held.start)
 
         def draw(*shape: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ class ExpertCase:
 
 
 def cases() -> list[ExpertCase]:
-    """All experts held, and a rank's part of them; one token, some, and as many as a prefill has."""
+    """All experts, and a rank's part of them; one token, some, and the tokens of a prefill."""
     return [
         ExpertCase(dtype=dtype, held=held, num_tokens=num_tokens)
         for dtype in TOLERANCE
@@ -63,7 +63,7 @@ CAPTURED_TOKENS: Final = (1, 64)
 
 
 def captured_figures(accelerator: Accelerator) -> dict[str, str]:
-    """Microseconds of a large mixture's experts, eager and replayed; raises ValueError where results differ."""
+    """Microseconds of a large mixture's experts, eager and replayed; raises ValueError if results differ."""
     device, dtype = accelerator.device, torch.bfloat16
     draw = torch.Generator(device).manual_seed(5)
 

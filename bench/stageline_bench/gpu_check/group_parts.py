@@ -1,4 +1,4 @@
-"""The parts of the check that whole groups do: stages in processes of their own, plans from the real engine core."""
+"""Checks of whole groups: stages in their own processes, plans from the real engine core."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,7 @@ THROUGHPUT = Workload(name="throughput", requests=64, input_tokens=32, output_to
 SAMPLED = replace(THROUGHPUT, name="sampled", temperature=0.7, top_p=0.95)
 ROUNDS = 3
 PR_35162_RATIO = 1.66
-"""vLLM's pull request 35162: captured against eager at P = 2."""
+"""vLLM's pull request 35162: captured over eager at P = 2."""
 
 
 class GroupParts:
@@ -35,7 +35,7 @@ class GroupParts:
     def __init__(
         self, directory: Path, *, device: str = "cuda", stage_command: tuple[str, ...] = STAGE_COMMAND
     ) -> None:
-        """`device` and `stage_command`: for a device that is not there."""
+        """`device` and `stage_command` replace a missing device."""
         self._directory = directory
         self._device = device
         self._stage_command = stage_command
@@ -46,7 +46,7 @@ class GroupParts:
         return self._same_tokens(("0", "0"))
 
     def nccl(self) -> Figures:
-        """Two and three stages over NCCL, where there are too few devices on a shared card: the tokens of one stage."""
+        """Two and three stages over NCCL, on a shared card if there are too few devices: the tokens of one stage."""
         count = torch.cuda.device_count()
         figures: Figures = {}
         for stages in (2, 3):
@@ -60,13 +60,13 @@ class GroupParts:
         return GroupParts(self._directory / "shared", device=self._device, stage_command=SHARED_CARD)
 
     def drafts(self) -> Figures:
-        """A draft model on the last stage, alone and behind another on the same device: the tokens without it."""
+        """A draft model on the last stage, alone and after another on the same device: the tokens without it."""
         model_dir, draft = self._pair("small")
         figures: Figures = {}
         for stages in (1, 2):
             plain = self._shape(("0",) * stages, "auto", "float32")
             expected = self._round(plain, model_dir).outputs
-            # Whatever they cost: with a model as small as this it is more than they win.
+            # Regardless of their cost: with such a small model they cost more than they gain.
             report = self._round(self._drafting(plain, draft, "--free-drafts"), model_dir)
             equal = [agreement(one, other) for one, other in zip(expected, report.outputs, strict=True)]
             total = sum(map(len, expected))
@@ -79,7 +79,7 @@ class GroupParts:
         return figures
 
     def draft_gain(self) -> Figures:
-        """One request with a draft model that mostly agrees, against none: rounds by turns."""
+        """One request with a draft model that mostly agrees, and without: rounds alternate."""
         model_dir, draft = self._pair("large")
         figures: Figures = {}
         for stages in (1, 2):
@@ -93,7 +93,7 @@ class GroupParts:
         return figures
 
     def throughput(self) -> Figures:
-        """Captured against eager, at P = 1 and P = 2 on one device; the median of interleaved rounds' ratios."""
+        """Captured over eager, at P = 1 and P = 2 on one device; the median of interleaved rounds' ratios."""
         model_dir = self._model("large")
         figures: Figures = {}
         for stages in (1, 2):
@@ -107,7 +107,7 @@ class GroupParts:
         return figures | {"vLLM's PR 35162 at P = 2": f"{PR_35162_RATIO} x (two B200, another model)"}
 
     def sampled_throughput(self) -> Figures:
-        """Sampled against greedy at 64 rows of a large vocabulary, captured, P = 1; rounds alternate on one group."""
+        """Sampled over greedy at 64 rows of a large vocabulary, captured, P = 1; rounds alternate on one group."""
         model_dir = self._model("large-vocabulary")
         with bench_group(self._shape(("0",), "full", "bfloat16"), model_dir, self._folder()) as group:
             group.run(THROUGHPUT)
@@ -125,7 +125,7 @@ class GroupParts:
             return [group.run(workload.with_seed(seed)).tokens_per_second for seed in range(ROUNDS)]
 
     def _same_tokens(self, devices: tuple[str, ...]) -> Figures:
-        """All groups at once: only their tokens count here."""
+        """All groups at once: only their tokens matter here."""
         model_dir = self._model("small")
         modes = ("off", "piecewise", "full")
         shapes = [self._shape(devices[:1], "off", "float32")]
@@ -172,7 +172,7 @@ class GroupParts:
         return directory
 
     def _pair(self, name: str) -> tuple[Path, Path]:
-        """A model whose first layers say nearly all, and these as its draft model."""
+        """A model dominated by its first layers, and these layers as its draft model."""
         model_dir, pair = self._model(name), self._directory / f"{name}-pair"
         if pair.exists():
             return pair / "target", pair / "draft"

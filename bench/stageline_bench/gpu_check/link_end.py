@@ -1,8 +1,8 @@
 """One end of two NCCL links, hidden tensors one way and feedback the other, without engine or model.
 
-`python -m stageline_bench.gpu_check.link_end STAGE STORE SEED PLANS [--lose-peer]` carries plans of drawn sizes in
-drawn orders and compares every byte on the device. With `--lose-peer` stage 1 then waits for a tensor that never comes
-while its peer is killed or stopped, and reports what a stage would learn of it. Prints a line of JSON for each.
+`python -m stageline_bench.gpu_check.link_end STAGE STORE SEED PLANS [--lose-peer]` sends plans of random sizes in
+random orders and compares every byte on the device. With `--lose-peer` stage 1 then waits for a tensor that never
+arrives while its peer is killed or stopped, and reports what a stage would detect. Prints a line of JSON for each.
 """
 
 import argparse
@@ -28,15 +28,15 @@ from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, PeerLostError, 
 
 SIZES = WireSizes(hidden_size=2048, dtype=torch.bfloat16, max_step_tokens=512, max_rows=64)
 JOIN_SECONDS = 8.0
-"""Links give up after twice this, which is what a stopped peer shows."""
-MOST_LAG = 4
-"""Plans between a plan and the one before which its feedback is taken."""
-MOST_AHEAD = 3
-"""Plans that are known before they run."""
+"""Links fail after twice this time, if a peer is stopped."""
+MAX_LAG = 4
+"""Maximum number of plans between a plan and the earlier one that provides its feedback."""
+MAX_AHEAD = 3
+"""Maximum number of plans known before they run."""
 MOST_SLEEP_CYCLES = 100_000
 WAIT_SECONDS = 40.0
 PAST_SECONDS = 4.0
-"""How long the device is watched after the error is known, for whether it comes past the receive."""
+"""How long to watch, after the error is known, whether the device passes the receive."""
 _PRIME = 251
 """Numbers below it are exact in bfloat16."""
 
@@ -50,17 +50,17 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What stage 1 learned of its peer; moments are of the monotonic clock, None where it never came."""
+    """Stage 1's detection of its lost peer; times are of the monotonic clock, None if it did not happen."""
 
     error: str
     reported_at: float | None
     past_at: float | None
-    """When the device had come past the receive, which then ended without its data."""
+    """When the device passed the receive, which then ended without its data."""
     exiting_at: float
 
 
 class Course:
-    """What both ends draw alike: each plan's number of tokens and of rows, and what is in them."""
+    """Random values that both ends draw alike: each plan's number of tokens and rows, and their contents."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._draw = random.Random(seed)
@@ -85,7 +85,7 @@ class Course:
 
 
 def carry(transport: NcclTransport, accelerator: Accelerator, stage: int, seed: int, plans: int) -> Carried:
-    """Run `plans` plans as a stage does; how many tensors differ from what was sent."""
+    """Run `plans` plans as a stage does; returns how many tensors differ from the sent ones."""
     course, own_draw = Course(seed, accelerator.device), random.Random(f"{seed}/{stage}")
     wrong = torch.zeros((), dtype=torch.int64, device=accelerator.device)
     began = time.monotonic()
@@ -101,7 +101,7 @@ def _run_first(transport: NcclTransport, course: Course, draw: random.Random, wr
     for seq in range(plans):
         transport.post_feedback(seq, course.sizes(seq)[1])
         waiting.append(seq)
-        lag = draw.randint(1, MOST_LAG)
+        lag = draw.randint(1, MAX_LAG)
         _compute(draw)
         transport.send_hidden(seq, course.hidden(seq))
         while len(waiting) > lag:
@@ -117,7 +117,7 @@ def _take_feedback(transport: NcclTransport, course: Course, seq: int, wrong: Te
 def _run_last(transport: NcclTransport, course: Course, draw: random.Random, wrong: Tensor, plans: int) -> None:
     posted = 0
     for seq in range(plans):
-        while posted < min(plans, seq + draw.randint(1, MOST_AHEAD)):
+        while posted < min(plans, seq + draw.randint(1, MAX_AHEAD)):
             transport.post_hidden(posted, course.sizes(posted)[0])
             posted += 1
         wrong.add_((transport.wait_hidden(seq) != course.hidden(seq)).any())
@@ -162,16 +162,16 @@ def main() -> NoReturn:
     status, held = 0, list[NcclTransport]()
     try:
         _take_part(options, held)
-    except Exception as error:  # of torch or NCCL, whatever it is: it must not leave this function with the group
+    except Exception as error:  # any error of torch or NCCL: it must not leave this function with the group
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # as a stage does: torch's own end waits for work that a lost peer never finishes
+    os._exit(status)  # as a stage does: torch's own exit waits for work that a lost peer never finishes
 
 
 def _take_part(options: argparse.Namespace, held: list[NcclTransport]) -> None:
-    """Carry the plans. The transport stays in `held`: its end would wait for what a lost peer never finishes."""
+    """Run the plans. The transport stays in `held`: its end would wait for work that a lost peer never finishes."""
     accelerator = SharedCard(f"end {options.stage}")
     store = FileStore(options.store, 2)
     store.set(f"here/{options.stage}", "1")

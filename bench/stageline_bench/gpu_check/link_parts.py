@@ -1,4 +1,4 @@
-"""The parts of the check for links between stages: plans carried over NCCL, and peers that are killed or stopped."""
+"""Checks of links between stages: plans sent over NCCL, and peers that are killed or stopped."""
 
 import json
 import os
@@ -18,24 +18,24 @@ from stageline_bench.gpu_check.sections import CheckFailedError, Figures
 
 PLANS = 1000
 FEW_PLANS = 20
-"""Before a peer is lost."""
+"""Plans before a peer is lost."""
 MOST_SECONDS = 120.0
-"""Of one pair."""
+"""Time limit of one pair."""
 EXIT_SECONDS = 15.0
-"""Of an end that knows its peer lost."""
+"""Time limit for the exit of an end with a lost peer."""
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 END = [sys.executable, "-m", "stageline_bench.gpu_check.link_end"]
 
 
 class LinkParts:
-    """Pairs of processes on the first device, which NCCL takes for two nodes (`shared_card`)."""
+    """Pairs of processes on the first device, which NCCL treats as two nodes (`shared_card`)."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def links(self) -> Figures:
-        """1,000 plans of drawn sizes in drawn orders over two links: each byte as it was sent."""
+        """1,000 plans of random sizes in random orders over two links: each byte as sent."""
         with self._pair("links", PLANS) as ends:
             found = [Carried(**_line(end)) for end in ends]
             for end in ends:
@@ -47,7 +47,7 @@ class LinkParts:
         return {"plans": f"{PLANS}, every byte as sent", "seconds": f"{seconds:.1f}"}
 
     def lost_peers(self) -> Figures:
-        """A killed and a stopped peer, with torch's handling of errors off and on: when it is known, and the end."""
+        """A killed and a stopped peer, with torch's error handling off and on: time to detection, and the exit."""
         cases = [(handling, how) for handling in ("0", "2") for how in SIGNALS]
         with ThreadPoolExecutor(len(cases)) as pool:
             figures = list(pool.map(lambda case: self._lost_peer(*case), cases))
@@ -63,7 +63,7 @@ class LinkParts:
             lost, survivor = ends
             for end in ends:
                 _line(end)
-            time.sleep(0.5)  # the receive is on the device by then; nothing is compared that depends on it
+            time.sleep(0.5)  # the receive is on the device by then; no comparison depends on it
             lost.send_signal(SIGNALS[how])
             at = time.monotonic()
             loss = Loss(**_line(survivor))
@@ -81,7 +81,7 @@ class LinkParts:
     def _pair(
         self, name: str, plans: int, *options: str, environment: dict[str, str] | None = None
     ) -> Iterator[tuple["subprocess.Popen[str]", "subprocess.Popen[str]"]]:
-        """Both ends of two links, ended on the way out; what they write to standard error is kept beside the store."""
+        """Both ends of two links, ended on exit; their standard error is kept beside the store."""
         store = self._directory / f"{name}.store"
         arguments = [str(store), "11", str(plans), *options]
         environment = {**os.environ, **(environment or {})}
@@ -116,7 +116,7 @@ def _start(stage: int, arguments: list[str], environment: dict[str, str], log: P
 
 
 def _seconds_to_end(end: "subprocess.Popen[str]", since: float) -> float | None:
-    """How long its exit took; None where it was not over in time."""
+    """How long its exit took; None if it exceeded the limit."""
     try:
         end.wait(EXIT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -130,7 +130,7 @@ def _kill(ends: list["subprocess.Popen[str]"]) -> None:
 
 
 def _line(end: "subprocess.Popen[str]") -> dict[str, Any]:
-    """What an end prints next; raises EOFError where it has ended instead."""
+    """The next line of an end; raises EOFError if it has ended instead."""
     assert end.stdout is not None, "its output is not read"
     line = end.stdout.readline()
     if not line:

@@ -1,8 +1,8 @@
-"""NCCL by itself, for a communicator of one rank: it starts, sums, and an operation that is overdue is told.
+"""NCCL alone, for a communicator of one rank: it starts, sums, and reports an overdue operation.
 
-`python -m stageline_bench.gpu_check.nccl_start` prints what it found as JSON: a process of its own, since an error of
-NCCL's may end one. What is told is what a stage's links ask (`accelerator.nccl.group_error`): so a pipeline hears of a
-lost peer.
+`python -m stageline_bench.gpu_check.nccl_start` prints the result as JSON. It is a separate process, because an NCCL
+error may end it. It uses the same query as a stage's links (`accelerator.nccl.group_error`), by which a pipeline
+detects a lost peer.
 """
 
 import json
@@ -19,16 +19,16 @@ from stageline_runtime.accelerator.cuda import CudaAccelerator
 from stageline_runtime.accelerator.nccl import group_error, new_group
 from stageline_runtime.accelerator.protocol import Accelerator
 
-MOST_OPERATION_SECONDS = 2.0
-"""After which an operation is overdue."""
+MAX_OPERATION_SECONDS = 2.0
+"""Time after which an operation is overdue."""
 LATE_SECONDS = 4.0
-MOST_OVERDUE_SECONDS = 30.0
+MAX_OVERDUE_SECONDS = 30.0
 CYCLES_PER_SECOND = 3e9
-"""About the fastest clock of a card; slower ones sleep longer, and below twice this the sleep outlasts the limit."""
+"""About the fastest clock of a card. Slower ones sleep longer; below twice this clock the sleep exceeds the limit."""
 
 
 def report(group: Any, accelerator: Accelerator) -> Figures:
-    """Raises CheckFailedError where a sum is wrong, or an error is told where there is none, or none where there is."""
+    """Raises CheckFailedError if a sum is wrong, or an error is reported without a cause, or not reported."""
     tensor = torch.full((4,), 3.0, device=accelerator.device)
     group.allreduce([tensor]).wait()
     if tensor.tolist() != [3.0] * 4:
@@ -40,41 +40,41 @@ def report(group: Any, accelerator: Accelerator) -> Figures:
 
 
 def _overdue(group: Any, tensor: torch.Tensor, accelerator: Accelerator) -> str:
-    """A sum behind work that takes longer than a sum may: what is told of it, and that the device goes on."""
+    """A sum after work that takes longer than a sum may: its reported error, and that the device continues."""
     torch.cuda._sleep(int(LATE_SECONDS * CYCLES_PER_SECOND))  # type: ignore[no-untyped-call]
     began = time.monotonic()
     group.allreduce([tensor]).wait()
     done = accelerator.main.record()
     while (error := group_error(group)) is None:
-        if time.monotonic() - began > MOST_OVERDUE_SECONDS:
+        if time.monotonic() - began > MAX_OVERDUE_SECONDS:
             past = "has" if done.is_done() else "has not"
             raise CheckFailedError(
-                f"a sum that may take {MOST_OPERATION_SECONDS:g} s is not told as overdue after "
-                f"{MOST_OVERDUE_SECONDS:g} s; the device {past} come past it"
+                f"a sum that may take {MAX_OPERATION_SECONDS:g} s is not told as overdue after "
+                f"{MAX_OVERDUE_SECONDS:g} s; the device {past} come past it"
             )
         time.sleep(0.01)
     told_seconds = time.monotonic() - began
     done.wait()
-    return f"{error.partition(';')[0]} after {told_seconds:.1f} s of {MOST_OPERATION_SECONDS:g}"
+    return f"{error.partition(';')[0]} after {told_seconds:.1f} s of {MAX_OPERATION_SECONDS:g}"
 
 
 def main() -> NoReturn:
-    """Print the figures, or on standard error why there are none, and end the process."""
+    """Print the figures, or the failure on standard error, and exit."""
     status = 0
     try:
         accelerator = CudaAccelerator()
-        group = new_group(HashStore(), 0, 1, MOST_OPERATION_SECONDS)
+        group = new_group(HashStore(), 0, 1, MAX_OPERATION_SECONDS)
         sys.stdout.write(json.dumps(report(group, accelerator)))
     except CheckFailedError as error:
         sys.stderr.write(f"{error}\n")
         status = 1
-    except Exception as error:  # of torch or NCCL, whatever it is: it must not leave this function with the group
+    except Exception as error:  # any error of torch or NCCL: it must not leave this function with the group
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # While `group` is alive: its destructor joins torch's watchdog thread, which may be giving up the communicator and
-    # then keeps the process for as long as that takes, with nothing printed.
+    # Exit while `group` is alive. Its destructor joins torch's watchdog thread, which may be aborting the communicator
+    # and would delay the exit without any output.
     os._exit(status)
 
 

@@ -1,4 +1,4 @@
-"""Greedy answers of one stage without engine or processes: what differs between two runs differs in the stage."""
+"""Greedy answers of one stage without engine or processes: two runs differ only by the stage."""
 
 from collections.abc import Sequence
 
@@ -40,12 +40,12 @@ def draw_prompts(count: int, vocab_size: int) -> list[list[int]]:
 
 
 def agreement(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens before the first that differs."""
+    """Number of equal tokens before the first difference."""
     return next((index for index, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), len(one))
 
 
 class Answers:
-    """Continues prompts, one slot each, with chunks and single tokens in one plan where they meet."""
+    """Continues prompts, one slot each, with chunks and single tokens in one plan if they coincide."""
 
     def __init__(self, model: StageModel, graphs: GraphMode, accelerator: Accelerator | None) -> None:
         self._model = model
@@ -55,7 +55,7 @@ class Answers:
 
     @torch.inference_mode()
     def greedy(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """`num_tokens` tokens behind each prompt."""
+        """`num_tokens` tokens after each prompt."""
         width = blocks_of(SLOT_TOKENS)
         self._model.change_tables(
             [SlotBlocks(slot, 0, tuple(range(slot * width, (slot + 1) * width)), True) for slot in range(len(prompts))]

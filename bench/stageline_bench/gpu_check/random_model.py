@@ -1,4 +1,4 @@
-"""The sizes of the models of random weights that the check writes and runs."""
+"""Sizes of the models with random weights that the check writes and runs."""
 
 import json
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class RandomModel:
     dtype: str
     context_length: int = 2048
     num_experts: int = 0
-    """In each layer, of which each token picks two."""
+    """Per layer; each token picks two."""
 
 
 SMALL = RandomModel(
@@ -71,7 +71,7 @@ def write_random_model(directory: Path, model: RandomModel, device: torch.device
 
 
 def write_words(directory: Path, vocab_size: int) -> None:
-    """A tokenizer of as many made-up words: two models are one another's only where their vocabularies are the same."""
+    """A tokenizer of `vocab_size` artificial words: a draft model must have the same vocabulary."""
     model = {
         "type": "WordLevel",
         "vocab": {f"w{index}": index for index in range(vocab_size)},

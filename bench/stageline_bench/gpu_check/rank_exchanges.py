@@ -1,7 +1,7 @@
-"""What ranks exchange between their devices, compared and timed: `python -m stageline_bench.gpu_check.rank_exchanges`.
+"""Exchanges of ranks between their devices, compared and timed: `python -m stageline_bench.gpu_check.rank_exchanges`.
 
-One process for each rank, started as a stage's supervisor starts its ranks: each sees one device, and they meet in the
-file and by the memory that the environment names. Prints its report as JSON.
+One process per rank, started as by a stage's supervisor: each sees one device, and they connect through the file and
+the memory that the environment names. Prints its report as JSON.
 """
 
 import json
@@ -28,7 +28,7 @@ BATCH = 50
 
 
 def numbers_of(rank: int, shape: tuple[int, ...]) -> Tensor:
-    """Small whole numbers in bfloat16, which no order of a sum changes."""
+    """Small integers in bfloat16, so that the order of a sum does not matter."""
     drawn = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(rank))
     return drawn.to(torch.bfloat16)
 
@@ -36,7 +36,7 @@ def numbers_of(rank: int, shape: tuple[int, ...]) -> Tensor:
 def report(
     ranks: DeviceRanks, accelerator: Accelerator, shapes: tuple[tuple[int, int], ...] = SHAPES
 ) -> dict[str, str]:
-    """Microseconds of a sum by shape; raises ValueError where an exchange gives something else than it should."""
+    """Microseconds of a sum by shape; raises ValueError if an exchange has a wrong result."""
     figures = {}
     for shape in shapes:
         _compare(ranks, accelerator.device, shape)

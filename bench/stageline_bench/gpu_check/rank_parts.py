@@ -1,5 +1,5 @@
-"""The parts of the check for stages of several ranks: exchanges, tokens, a killed rank. Each rank has a device of its
-own, or where there are too few shares one (`shared_card`).
+"""Checks of stages with several ranks: exchanges, tokens, a killed rank. Each rank has its own device, or shares one if
+there are too few (`shared_card`).
 """
 
 import json
@@ -43,17 +43,19 @@ CUDA = GroupShape(
 
 
 class RankParts:
-    """Two ranks on two devices, of a group or by themselves."""
+    """Two ranks on two devices, in a group or alone."""
 
     def __init__(self, directory: Path, shape: GroupShape = CUDA, num_devices: int | None = None) -> None:
-        """`shape` of one rank; `num_devices` None counts CUDA's. Too few of them are shared (`shared_card`)."""
+        """`shape` of one rank; `num_devices` None counts CUDA's. If there are too few, ranks share them
+        (`shared_card`).
+        """
         self._directory = directory
         self._one_rank = shape
         there = torch.cuda.device_count() if num_devices is None else num_devices
         self._is_shared = there < RANKS
 
     def exchanges(self) -> Figures:
-        """Every kind of exchange gives what it should, and how long a sum takes."""
+        """Every kind of exchange has the right result, and the time of a sum."""
         folder = self._directory / "rank-exchanges"
         folder.mkdir()
         area = RankArea.create(RANKS, 4096)
@@ -74,7 +76,7 @@ class RankParts:
         return self._same_answers("ranked", SMALL, replace(self._two_devices(), tensor=RANKS))
 
     def expert_tokens(self) -> Figures:
-        """Two ranks that divide a mixture's experts do, each from a cache of its own."""
+        """The same for two ranks that divide a mixture's experts, each with its own cache."""
         return self._same_answers("mixture", SMALL_MIXTURE, replace(self._two_devices(), expert=RANKS))
 
     def _same_answers(self, name: str, model: RandomModel, two_ranks: GroupShape) -> Figures:
@@ -89,7 +91,7 @@ class RankParts:
         return {"answers equal to one rank's": f"{equal} of {len(expected)}"}
 
     def lost_rank(self) -> Figures:
-        """A rank killed amid exchanges: its stage ends, and says which rank it was."""
+        """A rank killed during exchanges: its stage ends and reports the rank."""
         folder = self._directory / "lost-rank"
         try:
             two_ranks = replace(self._two_devices(), tensor=RANKS)
@@ -99,7 +101,7 @@ class RankParts:
                 group.stages[0].process.wait(timeout=LONGEST_SECONDS)
                 group.finish()
         except UserError:
-            pass  # the engine lost its stage, as it should
+            pass  # the engine lost its stage, as expected
         else:
             raise CheckFailedError("the round went on without the rank")
         words = TerminationMessage.model_validate_json((folder / "stage-0.termination").read_bytes())
@@ -112,7 +114,7 @@ class RankParts:
         return replace(two, stage_command=SHARED_CARD) if self._is_shared else two
 
     def _devices(self) -> tuple[str, ...]:
-        """What each rank sees."""
+        """Visible devices of each rank."""
         return tuple("0" if self._is_shared else str(rank) for rank in range(RANKS))
 
     def _start_rank(self, rank: int, area: int, folder: Path) -> "subprocess.Popen[bytes]":
@@ -137,7 +139,7 @@ class RankParts:
 
 
 def _last_rank(stage: int) -> int:
-    """The process of the last rank, somewhere below that of its stage."""
+    """The process of the last rank, below that of its stage."""
     below = [stage]
     for process in below:
         mark = f"{env.STAGE_RANK}={RANKS - 1}".encode()

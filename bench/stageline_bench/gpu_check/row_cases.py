@@ -1,7 +1,7 @@
-"""The kernels on rows against plain torch's operators, over many shapes: on a GPU, or in Triton's interpreter.
+"""The row kernels compared with plain torch's operators, over many shapes: on a GPU, or in Triton's interpreter.
 
-`TRITON_INTERPRET=1 python -m stageline_bench.gpu_check.row_cases` prints each case's error as JSON: a program of its
-own, because Triton decides when it is imported whether kernels are interpreted.
+`TRITON_INTERPRET=1 python -m stageline_bench.gpu_check.row_cases` prints each case's error as JSON. It is a separate
+program, because Triton chooses the interpreter when it is imported.
 """
 
 import itertools
@@ -20,15 +20,16 @@ from stageline_runtime.models.protocol import CPU
 from stageline_runtime.models.rotary import rotate
 
 TOLERANCE = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 6e-2}
-"""Of results of size 1, and so much larger for larger ones: a few roundings, where a sum's order or an exponential's
-last bit decides one. Triton's interpreter cuts bfloat16 off instead of rounding."""
+"""For results of size 1, scaled up for larger ones: a few roundings, which depend on a sum's order or an exponential's
+last bit. Triton's interpreter truncates bfloat16 instead of rounding.
+"""
 EPS = 1e-5
 SMALL_MAGNITUDE = 1e-3
-"""Its square is a tenth of `EPS`, so that a norm that leaves `EPS` out gives three times too much."""
+"""Its square is a tenth of `EPS`, so a norm without `EPS` is three times too large."""
 NORMS = ("norm", "norm of a sum", "rotation behind a norm")
 SIZES = (48, 576, 2048, 5120)
 HEADS = ((3, 16), (12, 64), (40, 128), (17, 80))
-"""Query and key heads together, and their size."""
+"""Number of query and key heads together, and their size."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class Case:
     num_rows: int
     size: tuple[int, ...]
     magnitude: float = 1.0
-    """Of what is normalised, about."""
+    """Approximate size of the normalised values."""
 
 
 def cases() -> list[Case]:
-    """Every operator in every dtype on one row, on seven and on 300; norms also of rows so small that `EPS` decides."""
+    """Every operator in every dtype on one row, on seven and on 300; norms also of rows so small that `EPS`
+    dominates.
+    """
     sizes: dict[str, list[tuple[int, ...]]] = {
         name: [(size,) for size in SIZES] for name in ("norm", "norm of a sum", "gate")
     }
@@ -62,7 +65,7 @@ def cases() -> list[Case]:
 
 
 def run(case: Case, rows: TritonRows, device: torch.device = CPU) -> float:
-    """The error beside plain operators on the same device."""
+    """The error compared with plain operators on the same device."""
     drawn = torch.Generator().manual_seed(case.num_rows + sum(case.size))
     dtype: torch.dtype = getattr(torch, case.dtype)
 
@@ -74,7 +77,7 @@ def run(case: Case, rows: TritonRows, device: torch.device = CPU) -> float:
 
 
 def _error(plain: torch.Tensor, fused: torch.Tensor) -> float:
-    """The largest difference, as a share of what is larger than 1; infinite where one is not a number."""
+    """The largest difference, relative for values above 1; infinite if one is not a number."""
     shares = (plain - fused).abs() / plain.abs().clamp(min=1.0)
     return float(shares.nan_to_num(nan=float("inf")).max())
 
@@ -110,7 +113,7 @@ def _rotation_behind_a_norm(case: Case, rows: TritonRows, draw: Draw) -> Pairs:
 
 
 def _rotated(case: Case, rows: TritonRows, draw: Draw, norm: RmsNorm | None) -> Pairs:
-    """Heads as a layer has them: the first of rows that hold value heads behind them."""
+    """Heads in a layer's layout: the first part of rows that end with value heads."""
     num_heads, head_dim = case.size
     heads = (draw(case.num_rows, num_heads + 2, head_dim) * case.magnitude)[:, :num_heads]
     angles = draw(case.num_rows, 1, head_dim).float()

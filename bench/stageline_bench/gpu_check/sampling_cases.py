@@ -1,7 +1,7 @@
-"""The kernels that draw tokens against the CPU's sampler, token by token: on a GPU, or in Triton's interpreter.
+"""The sampling kernels compared with the CPU's sampler, token by token: on a GPU, or in Triton's interpreter.
 
-`TRITON_INTERPRET=1 python -m stageline_bench.gpu_check.sampling_cases` prints what both drew as JSON: a program of its
-own, because Triton decides when it is imported whether kernels are interpreted. `timings` says what a draw takes.
+`TRITON_INTERPRET=1 python -m stageline_bench.gpu_check.sampling_cases` prints the tokens of both as JSON. It is a
+separate program, because Triton chooses the interpreter when it is imported. `timings` measures the kernels.
 """
 
 import itertools
@@ -26,15 +26,15 @@ from stageline_runtime.sampling.device_sampler import draw_fused, sample_on_devi
 from stageline_runtime.sampling.sampler import sample
 
 PADDING = 3
-"""Columns behind each row that belong to no token, and would win every draw."""
+"""Columns after each row that are no tokens, and would win every draw."""
 SMALL = 40
-"""Most tokens of a vocabulary in which ties are common."""
+"""Maximum size of a vocabulary with frequent ties."""
 TEMPERATURES = (0.0, 0.7, 1.5)
 TOP_PS = (1e-6, 0.5, 0.95, 1.0)
 TOP_KS = (0, 1, 40, 700, 2_000_000)
 MIN_PS = (0.0, 0.05)
 PAIR_DISTANCE = 0.125
-"""Between the logits of two tokens; exact in float32."""
+"""Distance between the logits of two tokens; exact in float32."""
 TIMED: dict[str, RequestSampling] = {
     "greedy": RequestSampling(temperature=0.0),
     "free": RequestSampling(temperature=1.0),
@@ -45,12 +45,12 @@ TIMED_ROWS = (1, 64, 256)
 TIMED_VOCABULARIES = (32_000, 151_936)
 TIMED_CALLS = 12
 AHEAD_CYCLES = 100_000_000
-"""For so long, about 50 ms, the device is kept busy while the host queues all calls, so that no wait is timed."""
+"""The device is kept busy so long, about 50 ms, while the host queues all calls, so that no wait is timed."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Rows that are drawn together from logits of one kind."""
+    """Rows sampled together from logits of one kind."""
 
     kind: str
     vocab_size: int
@@ -65,7 +65,7 @@ def cases(*, thorough: bool = False) -> list[Case]:
 
 
 def _small_cases(number: int) -> Iterator[Case]:
-    """Drawn: few tokens, many of them equal, some masked."""
+    """Random: few tokens, many of them equal, some masked."""
     drawn = random.Random(49)
     for seed in range(number):
         rows = tuple(
@@ -83,14 +83,16 @@ def _small_cases(number: int) -> Iterator[Case]:
 
 
 def _border_cases() -> Iterator[Case]:
-    """Both zeros, nothing but equals, one token that has it all, a single one not masked, a share at its end."""
+    """Both zeros, only equal logits, one token with all the probability, a single unmasked one, a share at its
+    limit.
+    """
     rows = tuple(
         RequestSampling(temperature=1.0, top_p=top_p, top_k=top_k, seed=seed)
         for seed, (top_p, top_k) in enumerate(itertools.product((0.3, 1.0), (0, 2, 100)))
     )
     for kind, vocab_size in (("zeros", 7), ("flat", 333), ("peaked", 333), ("alone", 333)):
         yield Case(kind, vocab_size, (RequestSampling(temperature=0.0), *rows))
-    # The first token alone has so nearly this share that float32 can't tell whether the second is kept.
+    # The first token alone is so close to this share that float32 can't decide whether to keep the second.
     share = 1 / (1 + math.exp(-PAIR_DISTANCE))
     yield Case(
         "pair",
@@ -103,7 +105,7 @@ def _border_cases() -> Iterator[Case]:
 
 
 def _large_cases(*, thorough: bool) -> Iterator[Case]:
-    """Several tiles; by one program for each row and by many."""
+    """Several tiles; by one program per row and by many."""
     everything = combinations()
     kinds = ("normal", "flat", "peaked")
     for place, kind in enumerate(kinds):
@@ -119,7 +121,7 @@ def _large_cases(*, thorough: bool) -> Iterator[Case]:
 
 
 def combinations() -> tuple[RequestSampling, ...]:
-    """Rows of all values of all parameters."""
+    """Rows with all values of all parameters."""
     values = itertools.product(TEMPERATURES, TOP_PS, TOP_KS, MIN_PS)
     return tuple(
         RequestSampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, choice=seed % 3)
@@ -166,10 +168,10 @@ _KINDS: dict[str, Callable[[tuple[int, int], torch.Generator], Tensor]] = {
 
 
 def run(case: Case, device: torch.device = CPU) -> dict[str, Any]:
-    """What the kernels drew there, and what the CPU's sampler draws."""
+    """Tokens of the kernels, and of the CPU's sampler."""
     logits = _logits(case)
     rows, positions = list(case.rows), [case.seed + index for index in range(len(case.rows))]
-    # The rows lie apart, so that what is behind one is seen if it is read.
+    # The rows are not adjacent, so that reads past a row show in the results.
     there = logits.to(device)[:, : case.vocab_size]
     drawn = draw_fused(there, rows, positions, lambda tensor: tensor.to(device), case.processors)
     expected = sample(logits[:, : case.vocab_size].contiguous(), rows, positions)
@@ -183,7 +185,7 @@ def run(case: Case, device: torch.device = CPU) -> dict[str, Any]:
 
 
 def wrong_rows(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows whose token is another one."""
+    """The rows with a different token."""
     each = zip(result["rows"], result["drawn"], result["expected"], strict=True)
     return [
         {"kind": result["kind"], "vocab_size": result["vocab_size"], **row, "drawn": drawn, "expected": expected}
@@ -203,7 +205,7 @@ def timings(device: Accelerator) -> dict[str, str]:
 
 def _timed(logits: Tensor, row: RequestSampling, device: Accelerator) -> str:
     rows = [replace(row, seed=seed) for seed in range(len(logits))]
-    for _ in range(2):  # the first time compiles, and pins as much memory as the second needs
+    for _ in range(2):  # the first run compiles, and pins as much memory as the second needs
         torch.cuda._sleep(AHEAD_CYCLES)  # type: ignore[no-untyped-call]
         begin, on_host, ends = device.main.record(timed=True), [], []
         for position in range(TIMED_CALLS):

@@ -1,7 +1,7 @@
-"""Runs the parts of the check in turn and shows their outcomes as the table of docs/dev/gpu-check.md.
+"""Runs the parts of the check one after another and renders the table of docs/dev/gpu-check.md.
 
-Each part ends passed, failed or skipped with a reason, and none stops the rest: one that hangs is given up. Only a part
-whose library never returns to Python takes the check with it (`_given_up_after`).
+Each part ends passed, failed or skipped with a reason, and none stops the rest: a hanging part is abandoned. Only a
+library call that never returns to Python ends the whole check (`_time_limit`).
 """
 
 import faulthandler
@@ -16,15 +16,15 @@ from enum import StrEnum
 from stageline_api.errors import UserError
 
 Figures = dict[str, str]
-"""What a part found out, by name, as it is printed."""
+"""Results of a part by name, as printed."""
 MOST_SECONDS = 240.0
-"""After which a part is given up; the longest starts four groups and runs sixteen rounds."""
+"""Time limit of a part; the longest starts four groups and runs sixteen rounds."""
 RETURN_SECONDS = 30.0
-"""In which a part that is given up returns to Python, or else the check ends."""
+"""Time for an abandoned part to return to Python before the check ends."""
 
 
 class Status(StrEnum):
-    """How a part ended; `UNPROVEN` is one that no GPU has run."""
+    """The result of a part; `UNPROVEN` means that it has not run on a GPU."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -33,11 +33,11 @@ class Status(StrEnum):
 
 
 class SkipSectionError(Exception):
-    """This machine can't run the part; the message says what it lacks."""
+    """This machine can't run the part; the message names the missing requirement."""
 
 
 class CheckFailedError(Exception):
-    """The part ran and what it found is wrong."""
+    """The part ran and its result is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,26 +46,26 @@ class Section:
 
     name: str
     shows: str
-    """What its passing proves, as the page says it."""
+    """The claim that it proves, for the page."""
     run: Callable[[], Figures]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How one part ended."""
+    """Result of one part."""
 
     name: str
     shows: str
     status: Status
     detail: str
-    """The figures, or why it failed or was skipped."""
+    """The figures, or the reason why it failed or was skipped."""
 
 
 def choose(sections: Sequence[Section], names: Sequence[str]) -> tuple[Section, ...]:
-    """The sections of these names, in the order of all; no name means all.
+    """The sections of these names, in their usual order; no name selects all.
 
     Raises:
-        UserError: a name is none of theirs.
+        UserError: an unknown name.
     """
     known = [section.name for section in sections]
     for name in names:
@@ -77,7 +77,7 @@ def choose(sections: Sequence[Section], names: Sequence[str]) -> tuple[Section, 
 def run_sections(
     sections: Sequence[Section], say: Callable[[str], None], most_seconds: float = MOST_SECONDS
 ) -> list[Outcome]:
-    """Every part's outcome, in order; `say` is told each as it comes. One that takes `most_seconds` has failed."""
+    """Every part's outcome, in order; `say` gets each as it finishes. A part that takes `most_seconds` has failed."""
     outcomes = []
     for section in sections:
         say(f"{section.name} …")
@@ -89,7 +89,7 @@ def run_sections(
 
 
 def unproven(sections: Sequence[Section]) -> list[Outcome]:
-    """What may be said of parts that no GPU has run."""
+    """Outcomes for parts that have not run on a GPU."""
     return [
         Outcome(name=section.name, shows=section.shows, status=Status.UNPROVEN, detail="no GPU has run this yet")
         for section in sections
@@ -97,12 +97,12 @@ def unproven(sections: Sequence[Section]) -> list[Outcome]:
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """1 when a part failed."""
+    """1 if a part failed."""
     return int(any(outcome.status is Status.FAILED for outcome in outcomes))
 
 
 def render(outcomes: Sequence[Outcome], header: str) -> str:
-    """Markdown: a line of where and when, then a row for each part."""
+    """Markdown: a line with machine and date, then a row for each part."""
     lines = [header, "", "| Part | What it shows | Result | Figures |", "|---|---|---|---|"]
     lines += [
         f"| {outcome.name} | {outcome.shows} | {outcome.status} | {_cell(outcome.detail)} |" for outcome in outcomes
@@ -115,12 +115,12 @@ def _cell(text: str) -> str:
 
 
 @contextmanager
-def _given_up_after(seconds: float) -> Iterator[None]:
-    """Raise CheckFailedError in what runs longer, as soon as it is in Python.
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise CheckFailedError in code that runs longer, as soon as it is in Python.
 
     A library that never returns there ends the process `RETURN_SECONDS` later: the threads' stacks go to standard
-    error, no later part runs and no page is written. A timer of whoever calls, as pytest-timeout's, goes on
-    afterwards; one that ran out meanwhile ends then.
+    error, no later part runs and no page is written. A timer of the caller, such as pytest-timeout's, is restored
+    afterwards; if it expired, it fires then.
     """
 
     def give_up(_signal: int, _frame: object) -> None:
@@ -143,7 +143,7 @@ def _given_up_after(seconds: float) -> Iterator[None]:
 
 def _run(section: Section, most_seconds: float) -> tuple[Status, str]:
     try:
-        with _given_up_after(most_seconds):
+        with _time_limit(most_seconds):
             figures = section.run()
     except SkipSectionError as reason:
         return Status.SKIPPED, str(reason)

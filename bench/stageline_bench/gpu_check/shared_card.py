@@ -1,8 +1,8 @@
 """A stage, or a rank of one, on a card that it shares: `python -m stageline_bench.gpu_check.shared_card`.
 
-NCCL refuses two ranks on one device of one host, and tells hosts apart by `NCCL_HOSTID`. With one of its own each
-process is a node, so that one card shows what pods on TCP get: NCCL over sockets. The engine takes processes for ones
-with a device each by the device's name. What it can't show is NVLink, RDMA and speed: the card takes turns.
+NCCL refuses two ranks on one device of one host, and identifies hosts by `NCCL_HOSTID`. With its own id each process is
+a node, so one card shows the behaviour of pods on TCP: NCCL over sockets. The engine uses the device's name to decide
+whether processes have a device each. NVLink, RDMA and speed can't be checked: the processes share the card's time.
 """
 
 import os
@@ -19,11 +19,11 @@ from stageline_runtime.stage.ranks.supervisor import RankSupervisor
 
 STAGE_COMMAND = ("-m", "stageline_bench.gpu_check.shared_card")
 PART_OF_THE_CARD = 16
-"""Each process says that this part of the free memory is its own."""
+"""Each process claims this part of the free memory."""
 
 
 class SharedCard(CudaAccelerator):
-    """The card as process `name` sees it: a device of its own, with a part of the memory."""
+    """The card as process `name` sees it: its own device, with a part of the memory."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class SharedCard(CudaAccelerator):
 
 
 def node_environment(name: str) -> dict[str, str]:
-    """What makes a process a node of its own to NCCL, on the loopback interface."""
+    """Environment that makes a process its own NCCL node, on the loopback interface."""
     return {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 

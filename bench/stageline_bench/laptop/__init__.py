@@ -1,1 +1,1 @@
-"""Stageline beside llama.cpp, which is what people run a small model with on one machine."""
+"""Stageline compared with llama.cpp, the usual engine for a small model on one machine."""

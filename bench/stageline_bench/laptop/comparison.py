@@ -1,8 +1,8 @@
 """`make bench-laptop`: llama.cpp and Stageline on one small machine, for one stream, eight and sixteen at once.
 
-llama.cpp computes with as many threads as Stageline has stages, on the same cores, from the GGUF file as it is (4-bit
-weights); Stageline computes with the same weights converted to bfloat16. Starts alternate; a start runs every workload
-`rounds` times after a warm-up. Ratios are medians of pairs.
+llama.cpp uses as many threads as Stageline has stages, on the same cores, with the unchanged GGUF file (4-bit weights);
+Stageline uses the same weights converted to bfloat16. Starts alternate; a start runs every workload `rounds` times
+after a warm-up. Ratios are medians of pairs.
 """
 
 import json
@@ -25,12 +25,12 @@ LLAMA_CPP = "llama.cpp"
 DRIVER = Path(__file__).with_name("llama_driver.py")
 WORKLOADS = tuple(Workload(name=f"{streams} at once", requests=streams) for streams in (1, 8, 16))
 FLOORS: dict[tuple[int, str], float] = {(2, "8 at once"): 1.0, (2, "16 at once"): 1.0}
-"""Where several are served, which is what Stageline is for. One stream alone is llama.cpp's, and has no floor."""
+"""For several streams, which is Stageline's purpose. A single stream is faster on llama.cpp and has no floor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaptopBench:
-    """Both, ready to be started again and again."""
+    """Both engines, which can be started repeatedly."""
 
     model_dir: Path
     gguf: Path
@@ -41,7 +41,7 @@ class LaptopBench:
     directory: Path
 
     def run(self, starts: int, say: Callable[[str], None]) -> Result:
-        """Measure with one core and with all of them; who goes first turns with every start."""
+        """Measure with one core and with all of them; the first engine alternates between starts."""
         machine = this_machine()
         measured: list[dict[str, Any]] = []
         begin = {STAGELINE: self._start_stageline, LLAMA_CPP: self._start_llama}
@@ -102,7 +102,7 @@ class LaptopBench:
             process.end(patience_seconds=10.0)
 
     def _rates(self, rate: Callable[[Workload], float]) -> Rates:
-        """tok/s of every round, by workload; each workload's first round warms up and does not count."""
+        """tok/s of every round, by workload; each workload's first round is a warm-up and does not count."""
         rates: Rates = {}
         for workload in WORKLOADS:
             rate(workload)

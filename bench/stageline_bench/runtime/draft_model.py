@@ -1,8 +1,8 @@
-"""What a draft model wins on real layers, where it mostly says what the model says, and what it costs where it doesn't.
+"""Speedup by a draft model that mostly agrees, on real layers, and the cost of one that does not.
 
-There is no small model of the demo model's vocabulary to be had, so both kinds are made from it: its first layers as a
-draft model, once of the model as it is (they rarely agree), and once of a copy whose later layers add little (they
-mostly do). Such a copy takes as long as the model, layer for layer; what it says means nothing.
+There is no small model with the demo model's vocabulary, so both kinds are derived from it. The draft model is its
+first layers: once of the unchanged model (they rarely agree), and once of a copy with later layers that add little
+(they mostly agree). Such a copy takes as long as the model, layer for layer; its output is meaningless.
 """
 
 import json
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WEIGHTS: Final = "model.safetensors"
 DRAFT_LAYERS: Final = 3
 LATE_SHARE: Final = 0.003
-"""What is left of what the copy's later layers add to the residual stream."""
+"""Remaining share of what the copy's later layers add to the residual stream."""
 AGREEING_FLOOR, UNLIKE_FLOOR, FULL_FLOOR = 1.5, 0.95, 0.97
 
 
@@ -82,8 +82,8 @@ def run_draft_model(
 
 
 def write_pair(model_dir: Path, directory: Path, late_share: float) -> tuple[Path, Path]:
-    """Write the model with `late_share` of what its layers after the first ones add, and those first ones as a model of
-    their own; returns both directories.
+    """Write the model with its later layers scaled by `late_share`, and its first layers as a separate model; returns
+    both directories.
     """
     from safetensors.torch import load_file
 
@@ -98,7 +98,7 @@ def write_pair(model_dir: Path, directory: Path, late_share: float) -> tuple[Pat
 
 
 def _layer(name: str) -> int:
-    """Of a weight; -1 where it is of none."""
+    """Layer of a weight; -1 if it belongs to none."""
     parts = name.split(".")
     return int(parts[2]) if parts[:2] == ["model", "layers"] else -1
 

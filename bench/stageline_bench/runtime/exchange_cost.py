@@ -1,7 +1,7 @@
-"""What one sum over a stage's ranks takes, alone: `exchange_cost CORES ROWS COLUMNS`.
+"""Time of one sum over a stage's ranks, alone: `exchange_cost CORES ROWS COLUMNS`.
 
-One process a core; they meet in one area as the ranks of a stage do, and sum a `[ROWS, COLUMNS]` tensor of bfloat16
-over and over. Writes one JSON line: the median microseconds of a sum, of each window of `WINDOW` sums.
+One process per core; they share one area like the ranks of a stage, and sum a `[ROWS, COLUMNS]` tensor of bfloat16
+repeatedly. Writes one JSON line: the median microseconds of a sum, of each window of `WINDOW` sums.
 """
 
 import json
@@ -23,7 +23,7 @@ BUFFER_BYTES: Final = 1 << 20
 
 
 def main(cores: list[int], rows: int, columns: int, area: int | None = None, rank: int = 0) -> None:
-    """The first rank makes the area, starts the others and tells; each moves to its core first."""
+    """The first rank creates the area, starts the others and reports; each moves to its core first."""
     os.sched_setaffinity(0, {cores[rank]})
     torch.set_num_threads(1)
     others: list[subprocess.Popen[bytes]] = []
@@ -41,7 +41,7 @@ def main(cores: list[int], rows: int, columns: int, area: int | None = None, ran
 
 
 def _windows(ranks: SharedMemoryRanks, given: torch.Tensor) -> list[float]:
-    """The median of each window, after one that brings caches and cores up."""
+    """The median of each window, after one that warms caches and cores up."""
     found: list[float] = []
     for _ in range(WINDOWS + 1):
         times = []

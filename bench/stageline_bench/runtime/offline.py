@@ -18,7 +18,7 @@ def run_offline(
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
-    """A round to warm up, then `rounds` that count; each draws its prompts from a seed of its own."""
+    """A round to warm up, then `rounds` that count; each draws its prompts from its own seed."""
     machine = this_machine()
     measured = []
     with bench_group(shape, model_dir, directory) as group:

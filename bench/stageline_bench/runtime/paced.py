@@ -1,4 +1,4 @@
-"""The bubble that scheduler and transport leave when compute takes a fixed time: paced stages, real everything else."""
+"""The bubble of scheduler and transport with a fixed compute time: paced stages, everything else real."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ def run_paced(
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
-    """Measure rounds of one burst each: the whole round is the burst figure, its middle the steady one."""
+    """Measure rounds of one burst each: the whole round gives the burst figure, its middle the steady one."""
     machine = this_machine()
     workload = Workload(name="paced", requests=requests, output_tokens=output_tokens)
     shape = _shape(stage_cores, requests, seconds_per_step, seconds_per_token)

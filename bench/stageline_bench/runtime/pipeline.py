@@ -1,7 +1,7 @@
-"""`make bench`: the pipeline against the ceiling of its two cores and against one stage alone.
+"""`make bench`: the pipeline compared with the ceiling of its two cores and with one stage alone.
 
-A round measures the three next to each other in time, in an order that turns from round to round; ratios are taken
-within a round, and medians over the rounds. All groups of a start live through it, idle while another one is measured.
+A round measures the three right after each other, in an order that rotates between rounds; ratios are taken within a
+round, and medians over the rounds. All groups of a start stay alive, idle while another one is measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,9 @@ def run_pipeline(
 
 
 def _shapes(cores: tuple[int, int], dtype: str) -> tuple[GroupShape, GroupShape, GroupShape]:
-    """Two engines alone, each on one core with its stage, and the pipeline, whose engine floats over its two."""
+    """Two single engines, each on one core with its stage, and the pipeline with an engine that floats over
+    both cores.
+    """
     return (
         GroupShape(name="first", stage_cores=cores[:1], engine_cores=cores[:1], dtype=dtype),
         GroupShape(name="second", stage_cores=cores[1:], engine_cores=cores[1:], dtype=dtype),

@@ -1,10 +1,10 @@
-"""`bench prefix-reuse`: what both servers' prefix caches spare, on the same chats, starts interleaved.
+"""`bench prefix-reuse`: savings of both servers' prefix caches on the same chats, starts interleaved.
 
-Two kinds of load, as text over `/v1/chat/completions`, so that each server's own template and tokenizer make the
-prompts. *Shared system prompt*: many people ask one question each behind the same long instructions. *Multi-turn chat*:
-each of several people goes on with their own chat, which is sent whole every time, the server's own answers in it.
-Everyone waits for an answer before asking again (a closed loop). The share of prompt tokens that were not computed is
-each server's own count, in `usage`; TTFT is the client's.
+Two kinds of load, as text over `/v1/chat/completions`, so that each server uses its own template and tokenizer. *Shared
+system prompt*: many users ask one question each after the same long instructions. *Multi-turn chat*: each of several
+users continues an own chat, which is sent whole every time, with the server's own answers. Each user waits for an
+answer before the next question (a closed loop). The share of cached prompt tokens is each server's own count, in
+`usage`; TTFT is the client's.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _WORDS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatLoad:
-    """`people` at once, each with `turns` questions of `question_words` behind `system_words` of instructions."""
+    """`people` at once, each with `turns` questions of `question_words` after `system_words` of instructions."""
 
     name: str
     people: int
@@ -44,7 +44,7 @@ class ChatLoad:
     seed: int = 0
 
     def system_of(self, person: int) -> str:
-        """The instructions: the same for all, or each one's own."""
+        """The instructions: the same for all users, or each user's own."""
         draw = random.Random(f"{self.name}/{self.seed}/{'all' if self.shares_system else person}")
         return " ".join(draw.choices(_WORDS, k=self.system_words))
 
@@ -54,7 +54,7 @@ class ChatLoad:
 
 
 def chat_loads(seed: int) -> tuple[ChatLoad, ChatLoad]:
-    """Both kinds, with texts of their own for each seed, so that no cache knows them before."""
+    """Both kinds, with different texts for each seed, so that no cache contains them."""
     return (
         ChatLoad(name=SHARED, people=4, turns=8, system_words=160, shares_system=True, seed=seed),
         ChatLoad(name=CHATS, people=4, turns=5, system_words=60, shares_system=False, seed=seed),
@@ -63,7 +63,7 @@ def chat_loads(seed: int) -> tuple[ChatLoad, ChatLoad]:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """What one answer told."""
+    """The measurements of one answer."""
 
     text: str
     first_token_seconds: float
@@ -72,10 +72,10 @@ class ChatAnswer:
 
 
 async def play_chats(url: str, load: ChatLoad) -> list[ChatAnswer]:
-    """All answers, of each person in turn.
+    """All answers, user by user.
 
     Raises:
-        UserError: an answer is an error, holds no token, or doesn't say what was cached.
+        UserError: an answer is an error, has no token, or doesn't report cached tokens.
     """
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, trust_env=False) as http:
         try:
@@ -123,14 +123,14 @@ async def _ask(http: httpx.AsyncClient, chat: list[dict[str, str]], answer_token
 
 
 def run_prefix_reuse(servers: Servers, *, starts: int, say: Callable[[str], None]) -> Result:
-    """Measure; which server goes first turns with every start."""
+    """Measure; the first server alternates between starts."""
     machine = this_machine()
     measured: list[dict[str, Any]] = []
     for start in range(starts):
         for engine in ENGINES if start % 2 == 0 else reversed(ENGINES):
             with servers.running(engine) as url:
                 for load in chat_loads(-1 - start):
-                    asyncio.run(play_chats(url, load))  # warms what is compiled or allocated at first use
+                    asyncio.run(play_chats(url, load))  # warm up compilation and first-use allocations
                 for load in chat_loads(start):
                     figures = reuse_figures(asyncio.run(play_chats(url, load)))
                     measured.append({"start": start, "engine": engine, "load": load.name, **figures})
@@ -161,7 +161,7 @@ def reuse_figures(answers: Sequence[ChatAnswer]) -> dict[str, float]:
 
 
 def reuse_targets(measured: Sequence[dict[str, Any]]) -> list[Target]:
-    """Stageline over vLLM, medians of starts: at least as much from the cache, and the first token no later."""
+    """Stageline over vLLM, medians of starts: at least as many cached tokens, and no later first token."""
     targets = []
     for load in (SHARED, CHATS):
         ours, theirs = (

@@ -1,7 +1,7 @@
-"""The models that ranks are measured on: random weights of sizes that divide by two, written once into a cache folder.
+"""Models for measurements of ranks: random weights of sizes that divide by two, written once into a cache folder.
 
-The dense one is SmolLM2-135M with 8 query and 4 KV heads for its 9 and 3. Of the mixture nine tenths of the bytes are
-experts, of which 16 rows read nearly all.
+The dense one is SmolLM2-135M with 8 query and 4 KV heads instead of 9 and 3. In the mixture nine tenths of the bytes
+are experts, of which 16 rows read nearly all.
 """
 
 from collections.abc import Mapping
@@ -45,12 +45,12 @@ _TRIAL: Final = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers
 
 
 def trial(fields: Fields) -> Fields:
-    """The same kind of model in a size that says nothing about speed."""
+    """The same kind of model, tiny; its speed is meaningless."""
     return {**fields, **_TRIAL}
 
 
 def rank_model(name: str, fields: Fields, cache_dir: Path) -> Path:
-    """The directory of the model, which is written where it isn't there yet."""
+    """The directory of the model, which is written if missing."""
     directory = cache_dir / name
     if not (directory / WEIGHTS).exists():
         import torch

@@ -1,8 +1,9 @@
-"""`make bench ARGS=ranks`: what a stage's ranks win, beside a stage of one, beside vLLM, and what one exchange takes.
+"""`make bench ARGS=ranks`: speedup by a stage's ranks over one rank, comparison with vLLM, and the time of one
+exchange.
 
-Groups of one rank and of two live side by side and are measured in turn, each idle meanwhile; ratios are those of
-pairs, medians over the rounds. Pinned, one rank has one core (with its engine), and two have one each (the engine
-floats over both): what a second core wins. Unpinned, either has all cores, which a lone rank uses by threads.
+Groups of one rank and of two exist side by side and are measured alternately; ratios are those of pairs, medians over
+the rounds. Pinned, one rank has one core (with its engine), and two have one each (the engine floats over both): the
+gain of a second core. Unpinned, both have all cores, which a single rank uses by threads.
 """
 
 import json
@@ -39,12 +40,12 @@ RANKS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBench:
-    """Two ranks on two cores. `vllm_python` None leaves vLLM out; `is_trial`: tiny models, to see that it runs."""
+    """Two ranks on two cores. `vllm_python` None omits vLLM; `is_trial`: tiny models, to test the program."""
 
     cores: Sequence[int]
     rounds: int
     starts: int
-    """Of either engine, beside vLLM."""
+    """Starts of either engine, in the comparison with vLLM."""
     cache_dir: Path
     directory: Path
     vllm_python: Path | None
@@ -52,7 +53,7 @@ class RankBench:
     is_trial: bool = False
 
     def run(self) -> Result:
-        """All of it. Where vLLM doesn't start, its row is not measured, and what it says is among the parameters."""
+        """All measurements. If vLLM doesn't start, its row is not measured, and its error is in the parameters."""
         machine = this_machine()
         exchanges = self._exchanges()
         dense = self._model("dense", DENSE)
@@ -78,7 +79,7 @@ class RankBench:
         )
 
     def _exchanges(self) -> list[dict[str, Any]]:
-        """Sums alone, in two processes that do nothing else."""
+        """Sums alone, in two otherwise idle processes."""
         listed = ",".join(map(str, self.cores))
         sizes = [str(EXCHANGE_ROWS), str(EXCHANGE_COLUMNS)]
         process = LineProcess(
@@ -131,12 +132,12 @@ class RankBench:
 
 
 def variant(kind: str, ranks: int, placement: str) -> str:
-    """As results name a group."""
+    """A group's name in results."""
     return f"{kind} {ranks}, {placement}"
 
 
 def rank_shape(kind: str, ranks: int, placement: str, cores: Sequence[int]) -> GroupShape:
-    """One stage of so many ranks, which take the first of the cores, or any."""
+    """One stage with `ranks` ranks, on the first cores or on any."""
     used = tuple(cores[:ranks])
     is_pinned = placement == PINNED
     return GroupShape(
@@ -152,7 +153,7 @@ def rank_shape(kind: str, ranks: int, placement: str, cores: Sequence[int]) -> G
 
 
 def rank_cases(kind: str, vocab_size: int, floors: dict[int, float | None]) -> tuple[Case, ...]:
-    """One rank beside two, for each number of requests; what is pinned has the floors, the rest is there to be read."""
+    """One rank compared with two, for each number of requests; only pinned cases have floors."""
     cases = []
     for requests, floor in floors.items():
         tokens = EXPERT_OUTPUT_TOKENS if kind == EXPERT else OUTPUT_TOKENS
@@ -198,7 +199,7 @@ def _described(fields: Fields) -> str:
 
 
 def missed(targets: Sequence[Target]) -> str | None:
-    """A sentence that names the floors that were missed; None where there are none."""
+    """A sentence that names the missed floors; None if there are none."""
     found = [f"{each.name} is {each.measured:g}, {_wanted(each)} is wanted" for each in targets if each.met is False]
     return f"floors are missed: {'; '.join(found)}" if found else None
 

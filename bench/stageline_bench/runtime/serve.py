@@ -19,7 +19,7 @@ MEASURES = ("mean_ttft_seconds", "p99_ttft_seconds", "mean_tpot_seconds", "p99_t
 
 
 def run_serve(servers: Servers, load: ArrivalLoad, *, starts: int, say: Callable[[str], None]) -> Result:
-    """Measure; which server goes first turns with every start."""
+    """Measure; the first server alternates between starts."""
     machine = this_machine()
     measured: list[dict[str, Any]] = []
     warm_up = replace(load, requests=max(2, load.requests // WARM_UP_SHARE), seed=load.seed + 1)

@@ -1,7 +1,7 @@
-"""What drafts win and what they cost: the same prompts with and without, in turn, on real layers and on paced stages.
+"""Speedup and cost of drafts: the same prompts with and without, alternately, on real layers and on paced stages.
 
-Every figure is a ratio of tokens per second between first and last token, without drafts taken as 1, of two groups that
-are measured next to each other; the order turns from round to round. Answers end where the model ends them.
+Every figure is a ratio of tokens per second between first and last token, over the same without drafts, of two groups
+that are measured right after each other; the order rotates between rounds. Answers end where the model ends them.
 """
 
 import json
@@ -27,9 +27,9 @@ PROMPTS = Path(__file__).with_name("speculation_prompts.json")
 FLOORS = {"repeat": 2.0, "spelling": 2.0, "rename": 1.3, "summary": 1.2, "json": 0.97, "chat": 0.97}
 WRONG_FLOOR, FULL_FLOOR = 0.93, 0.98
 PACED_FLOOR, PACED_ACCEPTANCE = 2.2, 0.7
-"""At 20 ms a step and 1 ms a token 2.36 is the most that any lengths of rows win."""
+"""At 20 ms per step and 1 ms per token the maximum for any row length is 2.36."""
 FLOOR_STAGES, PACED_FLOOR_STAGES = 2, 4
-"""Pipeline lengths that floors are for."""
+"""Pipeline lengths with floors."""
 FULL_REQUESTS = 16
 PLAIN, DRAFTS, WRONG = "plain", "drafts", "wrong"
 DRAFTING = SpeculativeConfig()
@@ -40,7 +40,7 @@ class Case:
     name: str
     order: RoundOrder
     variants: tuple[str, ...]
-    """Groups that are measured; the first is what the others are divided by."""
+    """Measured groups; the first is the baseline."""
     floors: dict[str, float]
     """By variant."""
 
@@ -55,7 +55,7 @@ def run_speculation(
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
-    """Measure every case `rounds` times on pipelines of so many `stages`, one after the other, each on the first of
+    """Measure every case `rounds` times on pipelines of each of `stages`, one after the other, on the first of
     `cores`.
     """
     machine = this_machine()
@@ -97,10 +97,10 @@ def run_paced_speculation(
     directory: Path,
     say: Callable[[str], None],
 ) -> Result:
-    """One request over stages that wait instead of computing, without drafts and with them.
+    """One request over paced stages, without drafts and with them.
 
-    `stages`: lengths of the pipelines that are measured, one after the other; their stages share `cores`.
-    `seconds_per_token`: what a row's tokens may cost, each measured with all lengths.
+    `stages`: lengths of the measured pipelines, one after the other; their stages share `cores`. `seconds_per_token`:
+    times of a row's tokens, each measured with all lengths.
     """
     machine = this_machine()
     order = RoundOrder(prompts=((5,) * 16,), output_tokens=output_tokens)
@@ -138,7 +138,7 @@ def run_paced_speculation(
 
 
 def paced_case(order: RoundOrder, stages: int, token_seconds: float, *, has_floor: bool) -> Case:
-    """Of a pipeline of `stages` stages; only one of four has a floor, longer ones are there to be read."""
+    """A case of a pipeline of `stages` stages; only one of four has a floor."""
     floors = {DRAFTS: PACED_FLOOR} if has_floor and stages == PACED_FLOOR_STAGES else {}
     name = f"paced, P = {stages}, {token_seconds * 1e3:g} ms a token, with drafts"
     return Case(name, order, (PLAIN, DRAFTS), floors)
@@ -220,7 +220,7 @@ def measure_cases(
         }
         for case in cases:
             for name in case.variants:
-                groups[name].run_order(case.order)  # sockets, caches, the CPU's clock
+                groups[name].run_order(case.order)  # warm up sockets, caches, the CPU's clock
         for index in range(rounds):
             for case in cases:
                 measured.append(_one(groups, case, index))
@@ -229,7 +229,7 @@ def measure_cases(
 
 
 def _one(groups: dict[str, BenchGroup], case: Case, index: int) -> dict[str, Any]:
-    """One case on all its groups, in an order that turns."""
+    """One case on all its groups, in rotating order."""
     turn = index % len(case.variants)
     rates: dict[str, float] = {}
     others: dict[str, float] = {}
@@ -253,7 +253,7 @@ def _one(groups: dict[str, BenchGroup], case: Case, index: int) -> dict[str, Any
 
 
 def targets_of(cases: Sequence[Case], measured: list[dict[str, Any]], where: str = "") -> list[Target]:
-    """The cases' floors, held against the medians of their pairs; `where` is added to their names."""
+    """The cases' floors compared with the medians of their pairs; `where` is added to their names."""
     targets = []
     for case in cases:
         for name, floor in case.floors.items():

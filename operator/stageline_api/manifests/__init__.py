@@ -1,1 +1,1 @@
-"""Between files and types: manifests read and refused, the CRD and its field reference written."""
+"""Manifest files and types: loads and validates manifests, and writes the CRD and its field reference."""

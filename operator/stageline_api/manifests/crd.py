@@ -1,7 +1,7 @@
 """The CustomResourceDefinition, generated from the pydantic types: one source for every default, bound and rule.
 
-`python -m stageline_api.manifests.crd` writes it to this package and to the chart beside it; a test compares them. The
-schema is structural: no references, no alternatives, no null, nothing but what the API server keeps.
+`python -m stageline_api.manifests.crd` writes it to this package and to the chart; a test compares them. The schema is
+structural: no references, no alternatives, no null, only what the API server keeps.
 """
 
 from pathlib import Path
@@ -39,7 +39,7 @@ _KEPT: Final = (
     CEL_RULES,
 )
 _DROPPED: Final = frozenset({"title", "$defs", "propertyNames"})
-"""Keys with no structural counterpart that lose nothing the Python types do not check."""
+"""Keys without a structural counterpart; the Python types check everything that they would."""
 _COLUMNS: Final = (
     ("MODEL", "string", ".spec.model.source", "Source of the model"),
     ("ENGINE", "string", ".spec.engine.name", "What runs the model"),
@@ -59,7 +59,7 @@ _WIDE_COLUMNS: Final = (
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes equal values out each time: an anchor in a CRD helps nobody."""
+    """Repeats equal values: anchors make a CRD hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """True for every value: PyYAML then writes no anchors and aliases."""
@@ -68,7 +68,7 @@ class _PlainDumper(yaml.SafeDumper):
 
 
 class CrdError(Exception):
-    """A type says something that a structural schema can't; a developer's mistake, found by the tests."""
+    """A type has no structural schema; a developer's mistake, found by the tests."""
 
 
 def build_crd() -> dict[str, Any]:
@@ -112,13 +112,13 @@ def render_crd() -> str:
 
 
 def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The structural schema of a type, references resolved and optional fields made plain."""
+    """The structural schema of a type, with references resolved and optional fields made plain."""
     generated = model.model_json_schema(by_alias=True, mode="validation")
     return _structural(generated, generated.get("$defs", {}), model.__name__)
 
 
 def write_crd() -> list[Path]:
-    """Write the package's copy, and the chart's when this is a checkout. Returns the files written."""
+    """Write the package's copy, and the chart's in a checkout. Returns the files written."""
     in_checkout = CHART_DIR.parent.parent.joinpath("pyproject.toml").exists()
     chart_files = [CHART_DIR / "files" / "crds" / FILE_NAME] if in_checkout else []
     for file in (files := [PACKAGED_FILE, *chart_files]):
@@ -138,7 +138,7 @@ def _root_schema() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural_schema(resource.PipelineModelSpec),
-            # The operator writes a status whole, so defaults would only repeat that a field is empty.
+            # The operator writes a whole status, so defaults would only repeat that a field is empty.
             "status": _without_defaults(structural_schema(PipelineModelStatus)),
         },
         CEL_RULES: rules,
@@ -171,7 +171,7 @@ def _structural(schema: dict[str, Any], definitions: dict[str, Any], where: str)
 
 
 def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """`schema` with its reference, or the one alternative that is not null, merged in; what stands beside it wins."""
+    """`schema` with its reference, or its only non-null alternative, merged in; keywords beside it win."""
     merged = dict(schema)
     while "$ref" in merged or "anyOf" in merged:
         if "$ref" in merged:

@@ -1,4 +1,4 @@
-"""The reference for users, `docs/pipelinemodel.md`: fields from the CRD's schema, and the meanings of a status.
+"""The user reference `docs/pipelinemodel.md`: fields from the CRD's schema, and the meanings of the status.
 
 `python -m stageline_api.manifests.field_reference` writes it in a checkout; a test compares it.
 """
@@ -30,7 +30,7 @@ _COLUMNS: Final = ("Field", "Type", "Description")
 
 
 def render_field_reference() -> str:
-    """The page as Markdown: a table for each part of the spec, then the status and its words."""
+    """The page as Markdown: a table for each part of the spec, then the status and its values."""
     seen: dict[str, str] = {}
     parts = [_HEADER]
     for name, schema in structural_schema(PipelineModelSpec)["properties"].items():
@@ -55,7 +55,7 @@ def _section(path: str, schema: dict[str, Any], seen: dict[str, str]) -> str:
 
 
 def _rows(schema: dict[str, Any], path: str, seen: dict[str, str]) -> Iterator[tuple[str, str, str]]:
-    """A row for the field and for each below it; fields that stand under another path already are not repeated."""
+    """A row for the field and for each below it; fields that already appear under another path are not repeated."""
     below = schema["items"] if schema.get("type") == "array" else schema
     fields = below.get("properties", {})
     first = seen.setdefault(json.dumps(fields, sort_keys=True), path) if fields else path
@@ -89,7 +89,7 @@ def _plural(kind: str) -> str:
 
 
 def _table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table whose first column is code."""
+    """A Markdown table with code in its first column."""
     lines = [titles, tuple("---" for _ in titles), *((f"`{first}`", *rest) for first, *rest in rows)]
     return "\n".join(f"|{'|'.join(line)}|" for line in lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Manifest files to PipelineModels, or to every problem in them: nothing is applied that was not understood."""
+"""Loads manifest files to PipelineModels, or to all problems in them: an invalid file applies nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ from stageline_api.resource.pipeline_model import API_VERSION, KIND, PipelineMod
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a file holds. `models` is complete only when there are no problems."""
+    """Contents of a file. `models` is complete only if there are no problems."""
 
     models: tuple[PipelineModel, ...]
     problems: tuple[FieldProblem, ...]
     documents: tuple[int | None, ...] = ()
-    """For each model, its document's place in the file, counted from one; None when the file holds one document."""
+    """For each model, the number of its document in the file, from one; None if the file has one document."""
 
 
 def load_manifests(path: Path) -> LoadResult:
-    """Read one file of one or more PipelineModels. Never raises for what is in the file."""
+    """Read one file of one or more PipelineModels. Never raises for the file's contents."""
     file = str(path)
     try:
         documents = read_documents(path)
@@ -52,9 +52,9 @@ def load_manifests(path: Path) -> LoadResult:
 
 
 def parse_manifest(document: Any, *, ignores_unknown: bool = False) -> PipelineModel | list[FieldProblem]:
-    """One document as a PipelineModel, or everything that is wrong with it (never an empty list).
+    """One document as a PipelineModel, or all problems in it (never an empty list).
 
-    `ignores_unknown` is for what an API server has accepted: fields that this version doesn't know are a newer one's.
+    `ignores_unknown` is for manifests that an API server has accepted: unknown fields belong to a newer version.
     """
     if not isinstance(document, dict):
         rule = f"must be a mapping with apiVersion, kind, metadata and spec, not {show_value(document)}"
@@ -75,7 +75,7 @@ def parse_manifest(document: Any, *, ignores_unknown: bool = False) -> PipelineM
 
 
 def load_one_model(path: Path) -> PipelineModel:
-    """The PipelineModel of a file that holds exactly one. Raises `UserError` with one line for each problem."""
+    """The PipelineModel of a file with exactly one. Raises `UserError` with one line for each problem."""
     result = load_manifests(path)
     refuse(result.problems)
     if len(result.models) != 1:
@@ -87,7 +87,7 @@ def load_one_model(path: Path) -> PipelineModel:
 
 
 def refuse(problems: Sequence[FieldProblem]) -> None:
-    """Raise UserError with exit status 2 and one line for each problem; return when there is none."""
+    """Raise UserError with exit status 2 and one line for each problem; return if there is none."""
     if problems:
         raise UserError("\n".join(str(problem) for problem in problems), USAGE_EXIT_CODE)
 

@@ -64,4 +64,4 @@ FAILURE_CLASSES: Final[Mapping[FailureClass, tuple[str, str]]] = {
     FailureClass.QUOTA_EXCEEDED: ("A ResourceQuota refuses a pod.", "no"),
     FailureClass.POD_REFUSED: ("The API server refuses a pod for another reason.", "no"),
 }
-"""Its meaning, and whether it uses up a restart."""
+"""Meaning, and whether it uses a restart."""

@@ -1,7 +1,7 @@
 """Reads YAML strictly: no duplicate keys, no implicit dates, bounded alias expansion, one sentence for each refusal.
 
-Accepts what JSON can say, so that a document means here what it means to `kubectl`. Plain Python parsing: a C parser
-would overflow its stack on deep nesting where this raises.
+Accepts only what JSON can express, so that a document means the same here and in `kubectl`. Uses the Python parser: the
+C parser overflows its stack on deep nesting, where this one raises.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ import yaml
 from stageline_api.resource.field_problem import show_value
 
 LARGEST_FILE_BYTES: Final = 262_144
-MOST_NODES: Final = 50_000
-"""Most values in one document once aliases are followed."""
+MAX_NODES: Final = 50_000
+"""Maximum number of values in one document after aliases are expanded."""
 
 _MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 _STRING_TAG: Final = "tag:yaml.org,2002:str"
@@ -24,11 +24,11 @@ _JSON_TAGS: Final = frozenset(
 
 
 class UnreadableYamlError(Exception):
-    """The file can't be read as YAML documents; the message is a sentence with the line where it is known."""
+    """The file can't be read as YAML documents; the message is a sentence with the line if it is known."""
 
 
 class _JsonLikeLoader(yaml.SafeLoader):
-    """A safe loader that leaves dates as strings, as JSON has none."""
+    """A safe loader that keeps dates as strings, because JSON has none."""
 
 
 _JsonLikeLoader.yaml_implicit_resolvers = {
@@ -38,7 +38,7 @@ _JsonLikeLoader.yaml_implicit_resolvers = {
 
 
 def read_documents(path: Path) -> list[tuple[int, Any]]:
-    """Every document that is not empty: its number in the file (from 1) and its value. Raises `UnreadableYamlError`."""
+    """Every non-empty document: its number in the file (from 1) and its value. Raises `UnreadableYamlError`."""
     text = _read_text(path)
     try:
         return list(_documents(text))
@@ -79,7 +79,7 @@ def _documents(text: str) -> Iterator[tuple[int, Any]]:
             try:
                 value = loader.construct_document(node)
             except (ValueError, KeyError, OverflowError) as error:
-                # PyYAML converts without a guard: "!!int x", "!!bool x", or an integer of thousands of digits.
+                # PyYAML converts without checks: "!!int x", "!!bool x", or an integer of thousands of digits.
                 raise UnreadableYamlError(
                     f"document at {_place(node.start_mark)}: holds a malformed value ({error})"
                 ) from None
@@ -90,13 +90,15 @@ def _documents(text: str) -> Iterator[tuple[int, Any]]:
 
 
 class _NodeCheck:
-    """Walks a node graph once: counts values as aliases multiply them, finds loops, duplicate keys and foreign tags."""
+    """Walks a node graph once: counts values with aliases expanded, and finds loops, duplicate keys and
+    foreign tags.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[int, int | None] = {}
 
     def check(self, node: yaml.Node) -> int:
-        """Number of values below and including `node`, aliases followed."""
+        """Number of values in `node`, itself included, with aliases expanded."""
         known = self._sizes.get(id(node), 0)
         if known is None:
             raise UnreadableYamlError(f"{_place(node.start_mark)}: an alias contains itself")
@@ -111,9 +113,9 @@ class _NodeCheck:
             size += sum(self.check(value) for _, value in node.value)
         elif isinstance(node, yaml.SequenceNode):
             size += sum(self.check(item) for item in node.value)
-        if size > MOST_NODES:
+        if size > MAX_NODES:
             raise UnreadableYamlError(
-                f"{_place(node.start_mark)}: holds more than {MOST_NODES} values once aliases are followed"
+                f"{_place(node.start_mark)}: holds more than {MAX_NODES} values once aliases are followed"
             )
         self._sizes[id(node)] = size
         return size

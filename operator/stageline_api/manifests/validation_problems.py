@@ -1,6 +1,6 @@
-"""Pydantic's account of a refused manifest, turned into `FieldProblem`s that a person can act on.
+"""Turns pydantic's errors on a manifest into `FieldProblem`s that a user can act on.
 
-The words are Stageline's own, so that they do not change with a library's version.
+The messages are Stageline's own, so that they don't change with the library's version.
 """
 
 import difflib
@@ -34,11 +34,11 @@ _BOUNDS: Final = {
     "literal_error": "must be one of {expected}",
 }
 _UNSHOWN: Final = re.compile(r"\.env\[\d+\]\.value$")
-"""Paths whose value may be a secret by mistake, and so never reaches a terminal or a log."""
+"""Paths with a value that may be a secret by mistake: it is never printed or logged."""
 
 
 def problems_of(error: ValidationError, model: type[BaseModel]) -> list[FieldProblem]:
-    """Every problem pydantic found while validating `model`, in its order."""
+    """Every problem that pydantic found while it validated `model`, in its order."""
     problems: list[FieldProblem] = []
     for details in error.errors(include_url=False):
         problems.extend(_problems_of_one(details, model))
@@ -92,7 +92,7 @@ def _unknown_field(location: tuple[int | str, ...], model: type[BaseModel]) -> s
 
 
 def _known_fields(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """Names of the fields of the type at `location`, found by walking the types of `model`."""
+    """Field names of the type at `location` below `model`."""
     current: type[BaseModel] | None = model
     for part in location:
         if isinstance(part, int) or current is None:

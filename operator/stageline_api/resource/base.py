@@ -1,7 +1,7 @@
 """Base of all types of the PipelineModel: camelCase names, unknown fields refused, no coercion between types.
 
-`"2"` is not an integer and neither is `true`. A field that is left out gets its default; an explicit null is refused,
-as the API server refuses it, so that a file means the same thing here and in a cluster.
+`"2"` is not an integer and neither is `true`. An omitted field gets its default. An explicit null is refused, as the
+API server does, so that a file means the same here and in a cluster.
 """
 
 import re
@@ -12,13 +12,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic.alias_generators import to_camel
 
 CEL_RULES: Final = "x-kubernetes-validations"
-"""JSON schema key under which a field carries the rules that the API server checks."""
+"""JSON schema key of a field's CEL rules, which the API server checks."""
 
 _QUANTITY: Final = r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 
 class SpecBase(BaseModel):
-    """Base of everything a person writes."""
+    """Base of the types that users write."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel, allow_inf_nan=False)
 
@@ -31,7 +31,7 @@ class SpecBase(BaseModel):
 
     @classmethod
     def read_accepted(cls, value: Any) -> Self:
-        """Read what an API server has accepted: fields that this version doesn't know are a newer one's.
+        """Read a value that an API server has accepted: unknown fields belong to a newer version.
 
         Raises `ValidationError`.
         """
@@ -39,23 +39,23 @@ class SpecBase(BaseModel):
 
 
 def cel(rule: str, message: str, field_path: str | None = None) -> dict[str, Any]:
-    """One rule for `x-kubernetes-validations`; `message` is what `kubectl apply` prints."""
+    """One rule for `x-kubernetes-validations`; `kubectl apply` prints `message`."""
     described: dict[str, Any] = {"rule": rule, "message": message}
     return described if field_path is None else described | {"fieldPath": field_path}
 
 
 def cel_exactly_one(fields: Sequence[str], message: str) -> dict[str, Any]:
-    """The rule that an object has one of these fields, no more and no less."""
+    """The rule that an object has exactly one of these fields."""
     return cel(f"[{', '.join(f'has(self.{each})' for each in fields)}].filter(given, given).size() == 1", message)
 
 
 def cel_extra(*rules: dict[str, Any], **extra: Any) -> dict[str, Any]:
-    """`json_schema_extra` of a field or type that carries CEL rules."""
+    """`json_schema_extra` of a field or type with CEL rules."""
     return {CEL_RULES: list(rules), **extra}
 
 
 def check_pattern(text: str, pattern: str, rule: str) -> str:
-    """Return `text`, or raise ValueError with a rule a person can read in place of the pattern."""
+    """Return `text`, or raise ValueError with a readable rule instead of the pattern."""
     if not re.fullmatch(pattern, text, re.ASCII):
         raise ValueError(rule)
     return text
@@ -80,7 +80,7 @@ Quantity = Annotated[
     BeforeValidator(_quantity),
     WithJsonSchema({"x-kubernetes-int-or-string": True, "pattern": _QUANTITY}),
 ]
-"""An amount of a resource in Kubernetes' notation; an integer is read as its decimal text."""
+"""An amount of a resource in Kubernetes' notation; an integer becomes its decimal text."""
 
 ShortText = Annotated[str, Field(max_length=253)]
-"""A name, key or label value of Kubernetes' usual length limit."""
+"""A name, key or label value within Kubernetes' usual length limit."""

@@ -1,4 +1,4 @@
-"""One refused field, as data: where, which value, which rule. Rendered as one line."""
+"""One refused field as data: its path, value and rule. Rendered as one line."""
 
 import json
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ _LONGEST_VALUE: Final = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldProblem:
-    """Why a field was refused. `path` is as in `spec.stages[1].layers`, empty for the document as a whole."""
+    """Why a field was refused. `path` is like `spec.stages[1].layers`, empty for the document as a whole."""
 
     path: str
     rule: str
-    """A clause that follows "is not allowed:" when there is a value, and the path alone when there is none."""
+    """A clause that follows "is not allowed:" if there is a value, otherwise the path alone."""
     value: str | None = None
-    """The refused value as JSON, shortened; None when nothing was given or it must not be shown."""
+    """The refused value as shortened JSON; None if there is none or it must not be shown."""
     file: str = ""
     document: int | None = None
-    """Counted from one; None when the file holds one document."""
+    """Number of the document, from one; None if the file has one document."""
 
     def placed(self, file: str, document: int | None) -> "FieldProblem":
-        """The same problem, with the file and document it was found in."""
+        """The same problem, with its file and document."""
         return replace(self, file=file, document=document)
 
     def __str__(self) -> str:
@@ -36,8 +36,8 @@ class FieldProblem:
 
 
 def show_value(value: Any) -> str:
-    """A value as one short line of JSON, so that `"2"` and `2` look different and nothing can break the line."""
+    """A value as one short line of JSON, so that `"2"` and `2` differ and no control character is printed."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    # JSON escapes control characters below U+0020 only; a line separator or an escape code must not reach a terminal.
+    # JSON escapes only control characters below U+0020; line separators and escape codes must not reach a terminal.
     text = "".join(character if character.isprintable() else f"\\u{ord(character):04x}" for character in text)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

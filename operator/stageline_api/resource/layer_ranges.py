@@ -1,4 +1,4 @@
-"""An explicit cut (`stages[].layers`): parses the ranges, checks them against each other and the model. Pure.
+"""An explicit cut (`stages[].layers`): parses the ranges and checks them against each other and the model. Pure.
 
 Layers are counted from zero and a range includes both ends: `0-14` is fifteen layers. Together the ranges must be
 0..n-1, each layer in exactly one stage, in stage order.
@@ -14,7 +14,7 @@ LAYERS_PATTERN: Final = r"^[0-9]{1,4}-[0-9]{1,4}$"
 
 
 def parse_layer_range(text: str) -> LayerRange:
-    """Parse `first-last`; the ValueError for anything else, or a first above its last, says the rule."""
+    """Parse `first-last`; raises ValueError with the rule for anything else, or if first is above last."""
     if not re.fullmatch(LAYERS_PATTERN, text, re.ASCII):
         raise ValueError('must be a range of layers, first-last with both ends included, as in "0-14"')
     first, last = (int(part) for part in text.split("-"))
@@ -24,7 +24,7 @@ def parse_layer_range(text: str) -> LayerRange:
 
 
 def range_problems(ranges: Sequence[LayerRange | None]) -> list[tuple[int, str]]:
-    """What is wrong between stages, as (stage index, rule). No ranges at all is fine: the engine cuts."""
+    """Problems between stages, as (stage index, rule). No ranges at all is allowed: the engine cuts."""
     if all(each is None for each in ranges):
         return []
     absent = [index for index, each in enumerate(ranges) if each is None]

@@ -1,7 +1,7 @@
-"""The PipelineModel: one model, its cut into stages, and how many copies of the pipeline to run.
+"""The PipelineModel: one model, its cut into stages, and the number of groups.
 
-Only what is built is accepted. `PipelineModel.model_validate(mapping)` reads a manifest, as
-`manifest_loader.load_manifests` does for files; rules that span fields are checked once every field is well formed.
+Only implemented features are accepted. `PipelineModel.model_validate(mapping)` parses a manifest, as
+`manifest_loader.load_manifests` does for files. Rules between fields are checked after every field is well formed.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -55,7 +55,7 @@ def _namespace(name: str) -> str:
 
 
 class Metadata(BaseModel):
-    """Name and bookkeeping. Fields that only the API server writes are accepted and not read."""
+    """Name and bookkeeping. Fields that only the API server writes are accepted and ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
@@ -199,13 +199,13 @@ class PipelineModelSpec(SpecBase):
 
     @property
     def stage_layers(self) -> tuple[LayerRange, ...] | None:
-        """The explicit cut, one range for each stage, or None where the engine cuts."""
+        """The explicit cut, one range for each stage, or None if the engine cuts."""
         ranges = tuple(each for stage in self.stages if (each := stage.layer_range) is not None)
         return ranges or None
 
 
 def _recorded(status: object) -> object:
-    """A file may hold the status of another version (`kubectl get -o yaml`), which is no fault of its spec."""
+    """A file may contain another version's status (`kubectl get -o yaml`), which must not invalidate its spec."""
     return read_status(status) if isinstance(status, dict) else status
 
 
@@ -241,22 +241,22 @@ class PipelineModel(SpecBase):
 
     @property
     def served_name(self) -> str:
-        """Name that clients put in a request's `model`."""
+        """The name that clients send as `model`."""
         return self.spec.model.served_name or self.metadata.name
 
     @property
     def termination_grace_period_seconds(self) -> int:
-        """How long a stage pod may take to end: what the template says, or the drain time and a margin."""
+        """How long a stage pod may take to end: the template's value, or the drain time plus a margin."""
         given = self.spec.template.termination_grace_period_seconds
         return self.spec.timeouts.drain_seconds + _GRACE_AFTER_DRAIN_SECONDS if given is None else given
 
     def to_manifest(self) -> dict[str, Any]:
-        """The resource as JSON values under Kubernetes' names, defaults filled in, without what is not set."""
+        """The resource as JSON values under Kubernetes' names, with defaults and without unset fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
-    """What is wrong between the fields of a spec whose fields are each well formed."""
+    """Problems between the fields of a spec with well-formed fields."""
     problems: list[FieldProblem] = []
     stage_count = spec.parallelism.pipeline
     if spec.stages and len(spec.stages) != stage_count:
@@ -287,10 +287,10 @@ def spec_problems(spec: PipelineModelSpec) -> list[FieldProblem]:
 
 
 def model_problems(spec: PipelineModelSpec, num_layers: int, context_length: int) -> list[FieldProblem]:
-    """What a spec asks for and its model can't give: of `num_layers` layers, and `context_length` tokens at most."""
+    """Problems of a spec with a model of `num_layers` layers and at most `context_length` tokens."""
     problems = check_cut(spec, num_layers)
     asked = spec.engine.max_model_len
-    # vLLM judges by itself how far a model may go beyond what its config says.
+    # vLLM has its own rules on how far a model may exceed its config.
     if asked is not None and asked > context_length and spec.engine.name != "vllm":
         rule = f"must be at most {context_length}, the model's context length"
         problems.append(FieldProblem(path="spec.engine.maxModelLen", value=str(asked), rule=rule))
@@ -298,7 +298,7 @@ def model_problems(spec: PipelineModelSpec, num_layers: int, context_length: int
 
 
 def check_cut(spec: PipelineModelSpec, num_layers: int) -> list[FieldProblem]:
-    """What is wrong with the cut for a model of `num_layers` layers; empty when it fits."""
+    """Problems of the cut for a model of `num_layers` layers; empty if it fits."""
     problems: list[FieldProblem] = []
     stage_count = spec.parallelism.pipeline
     if stage_count > num_layers:

@@ -21,7 +21,7 @@ _QUANTITY: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(m|k|[KMGTP]i?)?")
 
 
 def parse_quantity(text: str | int | float) -> float:
-    """Value of a quantity in its base unit (bytes, cores); raises `ValueError` naming what is wrong."""
+    """Value of a quantity in its base unit (bytes, cores); raises `ValueError` with the reason."""
     match = _QUANTITY.fullmatch(str(text))
     if match is None or (match[2] or "") not in _FACTORS:
         raise ValueError(f"{text!r} is not a Kubernetes quantity such as 512Mi, 2G or 500m")

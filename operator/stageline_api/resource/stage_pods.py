@@ -1,4 +1,4 @@
-"""What the engine's name asks of the stages' pods: as many GPUs as ranks, and no variable that undoes the group."""
+"""Rules of the engine on the stages' pods: as many GPUs as ranks, and no variable that breaks the group."""
 
 from typing import Final
 
@@ -26,7 +26,7 @@ def _has_ranks(ranks: int) -> str:
     return f"{tensor} && {expert}" if ranks == 1 else f"({tensor} || {expert})"
 
 
-# Comparing with more than a literal is beyond the API server's budget for rules. One of both numbers of ranks is 1.
+# The API server's cost budget allows only comparisons with literals. One of both numbers of ranks is 1.
 _COUNTS_GPUS: Final = f"{_NAMES_NO_GPUS} || " + " || ".join(
     f"({_has_ranks(ranks)} && (R.limits['{GPU_RESOURCE}'] == {ranks} || R.limits['{GPU_RESOURCE}'] == '{ranks}'))"
     for ranks in range(1, MOST_RANKS + 1)
@@ -53,7 +53,7 @@ STAGE_POD_RULES: Final = (
         for part in ("template", "network")
     ),
 )
-"""What the API server checks of it."""
+"""Rules that the API server checks."""
 
 
 def stage_pod_problems(
@@ -63,8 +63,9 @@ def stage_pod_problems(
     network: NetworkSpec,
     stages: tuple[StageSpec, ...],
 ) -> list[FieldProblem]:
-    """What the overlay of the pods may not have, GPUs in limits that are not one for each rank, and variables for
-    vLLM's nodes that the operator decides."""
+    """Problems of the pods: overlay fields that are not allowed, a number of GPUs other than that of ranks, and
+    variables for vLLM's nodes that the operator sets.
+    """
     problems = overlay_problems(template.pod_template, OVERLAY_PATH)
     is_sound = not problems
     problems += _gpu_problems(engine, parallelism, template, stages)
@@ -86,11 +87,11 @@ def stage_pod_problems(
 def _gpu_problems(
     engine: EngineSpec, parallelism: ParallelismSpec, template: TemplateSpec, stages: tuple[StageSpec, ...]
 ) -> list[FieldProblem]:
-    """Stages that are given another number of GPUs than they have ranks.
+    """Stages with a number of GPUs other than that of their ranks.
 
-    Under vLLM more than one for each rank is as wrong as less: it takes ranks for those of one node by dividing their
-    numbers by its count of devices, so that stages of several pods would look for each other in one pod's memory. The
-    own engine's lone rank may leave devices alone that `auto` has found; several need one each.
+    Under vLLM more GPUs than ranks are wrong too: vLLM divides rank numbers by its device count to find ranks of the
+    same node, so stages of several pods would look for each other in one pod's memory. A single rank of Stageline's
+    engine may leave devices unused that `auto` has found; several ranks need one each.
     """
     is_own = engine.name != "vllm"
     if is_own and (engine.device == "cpu" or (engine.device == "auto" and parallelism.devices_per_stage == 1)):

@@ -1,1 +1,1 @@
-"""The form of metrics, spans, timelines and logs, alike for every component."""
+"""The format of metrics, spans, timelines and logs, the same for every component."""

@@ -1,7 +1,7 @@
-"""How a log line looks: one JSON object for collectors, or a line of text for people. Both say the same.
+"""The format of a log line: one JSON object for collectors, or a line of text for people, with the same content.
 
-JSON has `time`, `level`, `component`, `logger` and `message`, then what is known of CONTEXT_FIELDS and, after an
-unexpected error, `exception`. No other field is ever written, whatever a library attaches to its records.
+JSON has `time`, `level`, `component`, `logger` and `message`, then the known CONTEXT_FIELDS and, after an unexpected
+error, `exception`. No other field is written, even if a library attaches more to its records.
 """
 
 import logging
@@ -17,18 +17,19 @@ from pythonjsonlogger.json import JsonFormatter
 CONTEXT_FIELDS: Final = (
     "namespace", "model", "group", "incarnation", "stage", "rank", "request_id", "client_request_id",
 )  # fmt: skip
-"""Who writes, or of whom. `model` is the PipelineModel's name; `request_id` is Stageline's own, the same in gateway and
-engine, and `client_request_id` what the client called it in `X-Request-Id`."""
+"""Origin or subject of a line. `model` is the PipelineModel's name. `request_id` is Stageline's own, the same in
+gateway and engine; `client_request_id` is the client's `X-Request-Id`.
+"""
 
 Fields = Mapping[str, str | int]
 ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 around: Final[ContextVar[Fields]] = ContextVar("around", default=MappingProxyType({}))
-"""What the lines of the task at hand are about."""
+"""Context fields for the lines of the current task."""
 
 
 class JsonLines(JsonFormatter):
-    """`identity` goes into every line; `hides_values` leaves the texts of errors out, which quote what they met."""
+    """`identity` is added to every line; `hides_values` omits error messages, which may quote input."""
 
     def __init__(self, identity: Fields, *, hides_values: bool) -> None:
         super().__init__(json_ensure_ascii=False)
@@ -36,7 +37,7 @@ class JsonLines(JsonFormatter):
         self._hides_values = hides_values
 
     def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any]) -> None:
-        """The fields of one line, in the order in which a person would read them."""
+        """The fields of one line, in reading order."""
         log_data["time"] = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         log_data["level"] = record.levelname.lower()
         log_data["component"] = self._identity["component"]
@@ -51,7 +52,7 @@ class JsonLines(JsonFormatter):
 
 
 class TextLines(logging.Formatter):
-    """For people. What a line is about stands at its end; the file's name says which process writes."""
+    """For people. Context fields are at the end of a line; the file's name identifies the process."""
 
     def __init__(self, *, hides_values: bool) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -66,13 +67,13 @@ class TextLines(logging.Formatter):
 
 
 def fields_of(record: logging.LogRecord, identity: Fields) -> dict[str, str | int]:
-    """What is known of one line: by the line itself, else by the task around it, else by its process."""
+    """Context fields of one line: its own, else those of its task, else those of its process."""
     known = {**identity, **around.get(), **record.__dict__}
     return {name: known[name] for name in CONTEXT_FIELDS if known.get(name) is not None}
 
 
 def without_texts(ei: ErrorInfo) -> str:
-    """A traceback of types and places alone: an error's text can quote what it met, a line of a prompt for instance."""
+    """A traceback with types and places only: an error message can quote input, such as a line of a prompt."""
     return "" if ei[1] is None else "\n".join(_without_texts(ei[1], set()))
 
 

@@ -1,8 +1,8 @@
-"""The log of every component: on standard error, in one form, at a level that can be changed while it runs.
+"""Logging of every component: on standard error, in one format, at a level that can be changed at runtime.
 
-SIGUSR1 makes a process speak in detail (`debug`), SIGUSR2 sets it back to the level that it was started with. Only who
-may signal the process can do that, so there is no door to guard, and it is the same in gateway, engine, stage and
-operator. Libraries speak only of trouble, at every level: in detail they would write headers and whole objects.
+SIGUSR1 sets a process to `debug`, SIGUSR2 restores its initial level. Only users that may signal the process can do
+that, so it needs no access control, and it is the same in gateway, engine, stage and operator. Libraries log only
+warnings and errors at every level: in detail they would log headers and whole objects.
 """
 
 import logging
@@ -53,14 +53,14 @@ class LogSettings:
 
 
 def log_settings(environ: Mapping[str, str] = os.environ) -> LogSettings:
-    """What the environment asks for; raises ValueError, naming the variable and its value."""
+    """The settings in the environment; raises ValueError with the variable and its value."""
     return LogSettings(environ.get(env.LOG_FORMAT) or "auto", environ.get(env.LOG_LEVEL) or "info")
 
 
 def configure_logging(component: str, settings: LogSettings, *, hides_values: bool = False) -> None:
-    """Log to standard error from here on, warnings of Python too. To be called on the main thread.
+    """Log to standard error from now on, Python's warnings too. Call it on the main thread.
 
-    `hides_values` is for processes that hold what clients write: tracebacks then have types and places, no texts.
+    `hides_values` is for processes with client content: tracebacks then have types and places, no messages.
     """
     _identity.clear()
     identify(component=component)
@@ -76,20 +76,20 @@ def configure_logging(component: str, settings: LogSettings, *, hides_values: bo
     def change(number: int, _frame: FrameType | None) -> None:
         level = "debug" if number == signal.SIGUSR1 else settings.level
         _set_level(level)
-        _log.warning("the log level is %s from here on", level)
+        _log.warning("the log level is now %s", level)
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, change)
 
 
 def identify(**known: str | int) -> None:
-    """Who this process is, once it knows: fields for every later line of JSON."""
+    """Identity of this process, once it is known: fields for every later line of JSON."""
     _identity.update(known)
 
 
 @contextmanager
 def lines_about(fields: Fields) -> Iterator[None]:
-    """Every line of this task within the block is about `fields`, as far as it says nothing else."""
+    """Add `fields` to every line of this task within the block, unless the line sets them itself."""
     token = around.set({**around.get(), **fields})
     try:
         yield
@@ -98,7 +98,7 @@ def lines_about(fields: Fields) -> Iterator[None]:
 
 
 def pass_line_on(logger: logging.Logger, line: bytes) -> None:
-    """A line of another program's log: as it is where lines are text, in an object of its own where they are JSON."""
+    """Log a line of another program: unchanged as text, or wrapped in a JSON object."""
     if any(isinstance(each.formatter, JsonLines) for each in logging.getLogger().handlers):
         logger.info("%s", line.decode(errors="replace").rstrip("\r\n"))
     else:
@@ -107,7 +107,7 @@ def pass_line_on(logger: logging.Logger, line: bytes) -> None:
 
 
 def _set_level(level: str) -> None:
-    """Of our own loggers; libraries stay at warnings, or at errors where only those are asked for."""
+    """Set the level of our own loggers; libraries stay at warnings, or at errors if only those are asked for."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(max(number, logging.WARNING))
     for package in OWN_PACKAGES:

@@ -1,6 +1,6 @@
-"""Makes prometheus_client's collectors from the lists of metrics, and renders them in the form that a scraper asks for.
+"""Creates prometheus_client's collectors from the lists of metrics, and renders them in the scraper's format.
 
-Creation times are left out: they would double the series, and Prometheus finds resets without them.
+Creation times are omitted: they would double the series, and Prometheus detects resets without them.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -11,7 +11,7 @@ from stageline_api.telemetry.metric_spec import MetricSpec
 
 
 class MetricRegistry:
-    """The metrics of one component, apart from every other's in the process."""
+    """The metrics of one component, separate from other components in the process."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -30,6 +30,6 @@ class MetricRegistry:
         self.collectors.register(collector)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Everything, and its content type: OpenMetrics, which alone has exemplars, where `accept` names it."""
+        """All metrics and their content type: OpenMetrics, the only format with exemplars, if `accept` names it."""
         encode, content_type = choose_encoder(accept)
         return encode(self.collectors), content_type

@@ -1,7 +1,6 @@
 """A metric's name, help text, labels and buckets: the form of every component's list of metrics. Pure.
 
-Such lists are what exporters register from, and what boards, rules and the page of metrics take names from, so that
-none of them can drift from what is exported.
+Exporters register these lists, and boards, rules and the metrics page read names from them, so that all of them agree.
 """
 
 from collections.abc import Iterable
@@ -35,17 +34,17 @@ class MetricSpec:
 
     @property
     def family(self) -> str:
-        """The name as prometheus_client's parser gives it for a family: a counter's without `_total`."""
+        """The family name in prometheus_client's parser: a counter's without `_total`."""
         return self.name.removesuffix("_total")
 
     @property
     def sample_names(self) -> tuple[str, ...]:
-        """What a query may select."""
+        """Names that a query may select."""
         if self.kind is MetricKind.HISTOGRAM:
             return tuple(f"{self.name}_{part}" for part in ("bucket", "sum", "count"))
         return (self.name,)
 
 
 def sample_names(specs: Iterable[MetricSpec]) -> frozenset[str]:
-    """Every name that a query about `specs` may select."""
+    """Every name that a query on `specs` may select."""
     return frozenset(name for spec in specs for name in spec.sample_names)

@@ -1,9 +1,9 @@
 """Exports spans of the gateway and the engine to an OpenTelemetry collector, configured by the OTEL_* variables.
 
-Nothing is sent, and nothing of OpenTelemetry imported, unless a collector is named. Sending is OTLP over HTTP, in
-batches, by a thread of OpenTelemetry's own with a bounded queue: whoever ends a span never waits, and a collector that
-is down costs the oldest spans and nothing else. OpenTelemetry reads its own variables: headers, certificates, timeout,
-sampler, batch sizes, resource attributes.
+Without a configured collector nothing is sent and OpenTelemetry is not imported. It sends OTLP over HTTP, in batches,
+in its own thread with a bounded queue. So ending a span never blocks, and if a collector is down, only the oldest spans
+are lost. OpenTelemetry reads its own variables: headers, certificates, timeout, sampler, batch sizes, resource
+attributes.
 """
 
 import os
@@ -17,12 +17,12 @@ ENDPOINT_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTE
 PROTOCOL_VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL: Final = "http/protobuf"
 CLOSE_SECONDS: Final = 2.0
-"""How long the end of a process may wait for its last spans to be taken."""
+"""How long the end of a process may wait until its last spans are sent."""
 SERVICE_NAME: Final = "service.name"
 
 
 def is_collector_named(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the standard variables ask for spans to be sent."""
+    """Whether the standard variables ask to send spans."""
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporters = {name.strip() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",")}
@@ -30,15 +30,15 @@ def is_collector_named(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class SpanExport:
-    """Makes spans of one service and sends them."""
+    """Creates spans of one service and sends them."""
 
     def __init__(self, service: str, attributes: Mapping[str, str], endpoint: str | None = None) -> None:
-        """Send to the collector at `endpoint` (`http://host:4318`), or to the one that the environment names.
+        """Send to the collector at `endpoint` (`http://host:4318`), or to the one in the environment.
 
-        `service` names the process where the environment doesn't; `attributes` say more of it.
+        `service` names the process unless the environment does; `attributes` are further resource attributes.
 
         Raises:
-            UserError: the optional extra isn't installed, or the variables ask for what it can't do.
+            UserError: the optional extra isn't installed, or the variables ask for something unsupported.
         """
         if endpoint is None:
             _check_protocol(os.environ)
@@ -55,7 +55,7 @@ class SpanExport:
         resource = Resource.create(attributes)
         if str(resource.attributes.get(SERVICE_NAME, "unknown_service")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: service}))
-        # Without `shutdown_on_exit` ours is the only thread that closes it, and within a bound.
+        # Without `shutdown_on_exit` only our thread closes it, within a time limit.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=None if endpoint is None else endpoint.rstrip("/") + "/v1/traces")
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
@@ -67,9 +67,9 @@ class SpanExport:
     def server(
         self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any], begin_nanoseconds: int | None = None
     ) -> Any:
-        """The span of a request that came with `traceparent` and `tracestate` in `headers`; a new trace without them.
+        """The span of a request with `traceparent` and `tracestate` in `headers`; a new trace without them.
 
-        Here the sampler decides: by the `sampled` flag of whoever asks, unless OTEL_TRACES_SAMPLER says otherwise.
+        The sampler decides here: by the caller's `sampled` flag, unless OTEL_TRACES_SAMPLER is set.
         """
         return self._tracer.start_span(
             name,
@@ -88,7 +88,7 @@ class SpanExport:
         *,
         is_call: bool = False,
     ) -> Any:
-        """A span under another of this process; `is_call`: it asks another process."""
+        """A child span of this process; `is_call`: it calls another process."""
         return self._tracer.start_span(
             name,
             context=self._under(parent),
@@ -98,8 +98,8 @@ class SpanExport:
         )
 
     def close(self) -> None:
-        """Send what waits; blocks for at most `CLOSE_SECONDS`, whatever the collector does."""
-        # OpenTelemetry's own bounds hold for each batch, and not for all of them together.
+        """Send pending spans; blocks for at most `CLOSE_SECONDS`, even if the collector hangs."""
+        # OpenTelemetry's own limits apply to each batch, not to all of them together.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True, name="last spans")
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -108,4 +108,4 @@ class SpanExport:
 def _check_protocol(environ: Mapping[str, str]) -> None:
     for name in PROTOCOL_VARIABLES:
         if (given := environ.get(name, PROTOCOL).strip()) not in (PROTOCOL, ""):
-            raise UserError(f"{name}={given!r} can't be used: spans are sent as {PROTOCOL} alone.")
+            raise UserError(f"{name}={given!r} can't be used: spans are sent as {PROTOCOL} only.")

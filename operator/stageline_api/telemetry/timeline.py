@@ -1,7 +1,7 @@
-"""A stage's timeline (`GET http://<pod>:9100/timeline?since_seq=N`) and where the engine says its stages are.
+"""A stage's timeline (`GET http://<pod>:9100/timeline?since_seq=N`) and the engine's list of its stages.
 
-All `*_nanoseconds` are readings of the monotonic clock of the host that took them; `StageClock.offset_nanoseconds`
-turns a stage's reading into the engine's: engine reading = stage reading - offset.
+All `*_nanoseconds` are readings of the local host's monotonic clock; `StageClock.offset_nanoseconds` converts a stage's
+reading into the engine's: engine reading = stage reading - offset.
 """
 
 from typing import Final, NamedTuple
@@ -25,14 +25,14 @@ class TimelineMark(NamedTuple):
     """From `at_nanoseconds` on the stage is in `state`, until the next mark."""
 
     state: str
-    """`busy.<kind>`, `wait.<reason>` or `idle`, in the words of the state counters."""
+    """`busy.<kind>`, `wait.<reason>` or `idle`, as in the state counters."""
     operation: str
-    """What exactly it does (`send hidden`); empty where the state says it all."""
+    """The exact operation (`send hidden`); empty if the state is exact enough."""
     at_nanoseconds: int
 
 
 class TimelineStep(BaseModel):
-    """One plan on one stage, with the time since the plan before it: steps tile the stage's time."""
+    """One plan on one stage, with the time since the previous plan: steps cover the stage's time without gaps."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -42,18 +42,18 @@ class TimelineStep(BaseModel):
     """Kind of compute; empty for a heartbeat, which computes nothing."""
     rows: int
     tokens: int
-    """Padding left out."""
+    """Without padding."""
     feedback_through: int
     """All feedback up to this plan was applied before the first stage built its inputs."""
     marks: tuple[TimelineMark, ...]
-    """In time order, the first at the end of the plan before."""
+    """In time order; the first is at the end of the previous plan."""
     end_nanoseconds: int
     drafts: int = 0
-    """Drafts that its rows verify, of `tokens`."""
+    """How many of `tokens` are drafts to verify."""
 
     @property
     def begin_nanoseconds(self) -> int:
-        """When the plan before it was done with."""
+        """When the previous plan was finished."""
         return self.marks[0].at_nanoseconds if self.marks else self.end_nanoseconds
 
 
@@ -70,7 +70,7 @@ class TimelinePage(BaseModel):
     more: bool
     steps: tuple[TimelineStep, ...]
     open_marks: tuple[TimelineMark, ...]
-    """What the stage has done since its last step of all (not of this page)."""
+    """Marks since the stage's last step (not the last one of this page)."""
     now_nanoseconds: int
 
 
@@ -83,13 +83,13 @@ class StageClock(BaseModel):
     offset_nanoseconds: int
     """Stage's clock minus engine's."""
     round_trip_nanoseconds: int
-    """Of the exchange the offset was taken from; the offset is wrong by at most half of it, plus drift."""
+    """Round trip of the exchange that gave the offset; the offset is wrong by at most half of it, plus drift."""
     error_nanoseconds: int
-    """Bound on the offset's error now: half the round trip plus what two clocks may have drifted since."""
+    """Current bound on the offset's error: half the round trip plus the possible drift of two clocks since."""
 
 
 class GroupClocks(BaseModel):
-    """`GET http://<stage 0 pod>:8002/clock`: stages whose clock has been compared."""
+    """`GET http://<stage 0 pod>:8002/clock`: stages with a measured clock offset."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -97,7 +97,7 @@ class GroupClocks(BaseModel):
 
 
 class StageEndpoint(BaseModel):
-    """Where one stage answers."""
+    """The address of one stage."""
 
     model_config = ConfigDict(frozen=True)
 

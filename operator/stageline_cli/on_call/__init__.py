@@ -1,5 +1,5 @@
-"""`status`, `top` and `debug-bundle`: in a terminal, what the dashboards show of running models, without Grafana.
+"""`status`, `top` and `debug-bundle`: the dashboards' content in a terminal, without Grafana.
 
-`sources` find objects and reach pods; `facts.scrape` asks the pods; `facts.snapshot` makes facts of both (pure);
-`views` draw facts (pure); `bundle` packs everything, with secrets taken out by `redaction`.
+`sources` find objects and reach pods; `facts.scrape` polls the pods; `facts.snapshot` turns both into facts (pure);
+`views` render facts (pure); `bundle` packs everything, after `redaction` removes secrets.
 """

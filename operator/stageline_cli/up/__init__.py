@@ -1,1 +1,1 @@
-"""`stageline up` and `down`: one model served on this machine, as its user sees it."""
+"""`stageline up` and `down`: one model in local mode, with its user interface."""

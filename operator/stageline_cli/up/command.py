@@ -1,6 +1,7 @@
 """`stageline up`: serve one PipelineModel on this machine, each container a local process.
 
-`--detach` starts a second `up` in a session of its own and follows it until it is ready."""
+`--detach` starts a second `up` in its own session and follows its output until it is ready.
+"""
 
 import asyncio
 import shutil
@@ -43,7 +44,7 @@ from stageline_local.session.session import SessionOptions
 @click.option("--host", default="127.0.0.1", show_default=True, help="IPv4 address the gateway listens on.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Model cache. Default: ~/.cache/stageline.")
 @click.option("--state-dir", type=click.Path(path_type=Path), help="Logs and state. Default: ~/.local/state/stageline.")
-@click.option("--once", metavar="PROMPT", help="Answer one prompt on stdout at temperature 0, then end.")
+@click.option("--once", metavar="PROMPT", help="Answer one prompt on stdout at temperature 0, then exit.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Maximum tokens of the answer of --once.")
 @click.option("--detach", is_flag=True, help="Run in the background once ready; `stageline down` stops it.")
 @click.option("--timeout-seconds", type=click.FloatRange(min=0, min_open=True), help="Fail if not ready by then.")
@@ -80,7 +81,7 @@ def up(
 ) -> int:
     """Serve the PipelineModel in FILE on this machine.
 
-    Runs every stage as a process, puts an OpenAI-compatible gateway before them, and ends all of it on Ctrl-C.
+    Runs every stage as a process with an OpenAI-compatible gateway, and ends all of them on Ctrl-C.
     """
     if detach and once is not None:
         raise click.UsageError("--detach and --once exclude each other")
@@ -120,7 +121,7 @@ async def _run(
 
 
 def missing_directory(model: PipelineModel) -> list[FieldProblem]:
-    """A `file://` source that isn't here: a pod would wait for it, as it may on a node where it is mounted later."""
+    """A `file://` source that does not exist here: a pod would wait for it, because a node may mount it later."""
     source = model.spec.model.parsed_source
     if not isinstance(source, FileSource) or Path(source.path).is_dir():
         return []
@@ -129,19 +130,19 @@ def missing_directory(model: PipelineModel) -> list[FieldProblem]:
 
 
 def check_monitor(options: SessionOptions) -> None:
-    """Raise `UserError` when what watches the model is not installed, or would take the gateway's port."""
+    """Raise `UserError` if monitoring is not installed, or would use the gateway's port."""
     if options.monitor is None:
         return
     find_prometheus()
     find_plotly()
     if options.port in (options.monitor.port, options.monitor.prometheus_port):
         raise UserError(
-            f"--port {options.port} is one of the two that --monitor takes; choose others with --monitor-port"
+            f"--port {options.port} is one of the two that --monitor uses; choose others with --monitor-port"
         )
 
 
 def check_ports(options: SessionOptions) -> None:
-    """Raise `UserError` when gateway, boards or Prometheus could not listen."""
+    """Raise `UserError` if gateway, boards or Prometheus can't listen."""
     wanted = [(options.host, options.port, "--port")]
     if options.monitor is not None:
         ports_taken = (options.monitor.port, options.monitor.prometheus_port)
@@ -172,7 +173,7 @@ def start_detached(
     state_dir: Path | None,
     timeout_seconds: float | None,
 ) -> int:
-    """Start it and return 0 once it is ready; raises `UserError` when it ends before."""
+    """Start it and return 0 once it is ready; raises `UserError` if it ends earlier."""
     command = [sys.executable, "-m", "stageline_cli.main", "up", str(file.absolute()), "--plain"]
     command += ["--host", options.host, "--port", str(options.port)]
     for name, value in (("--cache", cache), ("--state-dir", state_dir)):
@@ -196,12 +197,12 @@ def start_detached(
         process.send_signal(signal.SIGTERM)
         process.wait()
         raise
-    click.echo(f"{model.name} runs in the background (pid {process.pid}); end it with: stageline down {model.name}")
+    click.echo(f"{model.name} runs in the background (pid {process.pid}); stop it with: stageline down {model.name}")
     return 0
 
 
 def _follow_until_ready(process: "subprocess.Popen[bytes]", options: SessionOptions, log_path: Path) -> None:
-    """Copy the background's lines to stderr until its record says ready."""
+    """Copy the background process's lines to stderr until its record is ready."""
     with log_path.open(encoding="utf-8", errors="replace") as log:
         while True:
             record = read_record(options.state_dir)
@@ -210,7 +211,7 @@ def _follow_until_ready(process: "subprocess.Popen[bytes]", options: SessionOpti
             sys.stderr.write(log.read())
             sys.stderr.flush()
             if exit_status is not None:
-                raise UserError(f"it ended with exit status {exit_status}; see {log_path}", exit_status or 1)
+                raise UserError(f"it exited with status {exit_status}; see {log_path}", exit_status or 1)
             if is_ready:
                 return
             time.sleep(_LOOK_SECONDS)

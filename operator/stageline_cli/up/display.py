@@ -1,4 +1,4 @@
-"""How `stageline up` shows its stages: a live table on a terminal, lines on change elsewhere. Always on stderr."""
+"""Shows the stages of `stageline up`: a live table on a terminal, else a line per change. Always on stderr."""
 
 import time
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ _SECONDS_BETWEEN_RATES: Final = 5.0
 
 
 class Display(Protocol):
-    """Where `up` shows what happens."""
+    """The output of `up`."""
 
     def show(self, rows: Sequence[StageRow], rates: Rates | None) -> None:
-        """Show the present state."""
+        """Show the current state."""
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 def rates_text(rates: Rates) -> str:
@@ -36,7 +36,7 @@ def rates_text(rates: Rates) -> str:
 
 
 class PlainDisplay:
-    """One line for each thing that changed; rates now and then, and only while tokens flow."""
+    """One line for each change; rates now and then, and only while tokens are generated."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

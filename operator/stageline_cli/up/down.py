@@ -1,4 +1,4 @@
-"""`stageline down`: end what `stageline up` runs, gracefully, and say what was done."""
+"""`stageline down`: stop `stageline up` gracefully, and report the result."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ _LOOK_SECONDS: Final = 0.05
 
 @click.command()
 @click.argument("target", required=False, metavar="[NAME|FILE]")
-@click.option("--all", "end_all", is_flag=True, help="End every model that is up.")
+@click.option("--all", "end_all", is_flag=True, help="Stop every model that is up.")
 @click.option(
     "--state-dir", type=click.Path(path_type=Path), help="As given to `up`. Default: ~/.local/state/stageline."
 )
@@ -29,7 +29,7 @@ _LOOK_SECONDS: Final = 0.05
     help="Seconds to wait for running answers and processes.",
 )
 def down(target: str | None, end_all: bool, state_dir: Path | None, timeout_seconds: float) -> int:
-    """End the model called NAME, or the one in FILE; without either, the only one that is up."""
+    """Stop the model called NAME, or the one in FILE; without either, the only one that is up."""
     running = running_instances(state_dir or default_state_root())
     chosen = _choose(running, target, end_all)
     if not chosen:

@@ -1,6 +1,6 @@
-"""One run of `stageline up`: starts the session, shows its progress, waits until it is ready, serves, ends.
+"""One run of `stageline up`: starts the session, shows its progress until it is ready, serves, ends.
 
-The result is an exit status: 0 when the user ended it or `--once` was answered, else the cause's.
+The result is an exit status: 0 if the user ended it or `--once` was answered, else the cause's.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from stageline_cli.up.chat_client import answer_prompt
 from stageline_cli.up.display import Display
 from stageline_cli.up.stage_view import (
     StageRow,
-    hopeless_cause,
     is_preparing,
     monitor_lines,
+    permanent_failure,
     ready_lines,
     restart_lines,
     stage_rows,
@@ -49,7 +49,7 @@ class UpOptions:
 
 
 class UpRun:
-    """Drives one session and tells a person about it."""
+    """Drives one session and reports its progress."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class UpRun:
         self._was_killed = False
 
     async def run(self) -> int:
-        """Serve until told to end; returns the exit status. Raises `UserError` when it can't go on."""
+        """Serve until it is stopped; returns the exit status. Raises `UserError` if it can't continue."""
         secret = token_secret(self._model)
         self._session = LocalSession(
             self._model,
@@ -113,7 +113,7 @@ class UpRun:
         self._session.kill_now()
 
     async def _watch(self) -> int:
-        """Show changes; returns when there is a reason to end."""
+        """Show changes; returns if there is a reason to end."""
         await self._wait_until_ready(self._options.timeout_seconds)
         self._instance.mark_ready()
         if self._options.once is not None:
@@ -175,11 +175,11 @@ class UpRun:
             raise UserError(f"{refusal}; close other programs, lower resources.requests, or use a smaller model")
         if (refusal := unstartable_message(pods)) is not None:
             raise UserError(refusal)
-        hopeless = hopeless_cause(self._session.status)
+        hopeless = permanent_failure(self._session.status)
         if hopeless is not None:
             message, exit_code = hopeless
             raise UserError(
-                f"{message}\nsee {self._logs_hint()}, or pack all of it: {self._bundle_command()}", exit_code
+                f"{message}\nsee {self._logs_hint()}, or pack everything: {self._bundle_command()}", exit_code
             )
 
     def _rows(self) -> list[StageRow]:
@@ -210,15 +210,15 @@ class UpRun:
     def _say_gateway_end(self, ended: Terminated) -> None:
         self._gateway_ends += 1
         log = self._session_options.state_dir / "logs" / "gateway.log"
-        self._display.say(f"the gateway ended with exit status {ended.exit_code} and is started again; see {log}")
+        self._display.say(f"the gateway exited with status {ended.exit_code} and is restarted; see {log}")
 
     def _say_prometheus_end(self, ended: Terminated) -> None:
         self._prometheus_ends += 1
         log = self._session_options.state_dir / "logs" / "prometheus.log"
-        self._display.say(f"Prometheus ended with exit status {ended.exit_code} and is started again; see {log}")
+        self._display.say(f"Prometheus exited with status {ended.exit_code} and is restarted; see {log}")
 
     def _bundle_command(self) -> str:
-        """What packs the logs, last words and objects, also after the end."""
+        """The command that packs logs, termination messages and objects; it also works after the end."""
         root = self._session_options.state_dir.parent
         where = "" if root == default_state_root() else f" --state-dir {root}"
         return f"stageline debug-bundle {self._model.name}{where}"

@@ -1,4 +1,4 @@
-"""What `stageline up` tells its user: one row per stage from status, pods and readings, and lines on events. Pure."""
+"""The output of `stageline up`: one row per stage from status, pods and readings, and lines on events. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from stageline_local.session.stage_polling import Readings
 from stageline_operator.planner.types import GroupPhase
 
 NEVER_STARTS: Final = frozenset({"CreateContainerConfigError", "CreateContainerError", "ErrImagePull"})
-"""Why a container waits, as the kubelet names it, where on a single machine it waits for ever."""
+"""The kubelet's waiting reasons that never end on a single machine."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StageRow:
 
     @property
     def milestone(self) -> tuple[object, ...]:
-        """What must differ for a new plain line to be worth printing: progress counts in quarters."""
+        """The values that must change before a new plain line is printed: progress counts in quarters."""
         quarter = None if self.progress is None else int(self.progress * 4)
         return (self.group, self.stage, self.phase, self.layers, quarter, self.message)
 
@@ -90,14 +90,16 @@ def _row(
 
 
 def is_preparing(pod: Mapping[str, Any]) -> bool:
-    """Whether an init container of the pod runs now."""
+    """Whether an init container of the pod is running."""
     return any("running" in each["state"] for each in pod["status"].get("initContainerStatuses", []))
 
 
 def unstartable_message(pods: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a container never starts on this machine, if one doesn't: what it lacks, no other node and no wait brings."""
+    """Why a container can never start on this machine: no other node and no waiting provides what it lacks.
+    Else None.
+    """
     for pod in pods:
-        # A pod that is being deleted may lack what went before it.
+        # A pod that is being deleted may lack objects that were deleted before it.
         reasons = NEVER_STARTS - ({"CreateContainerConfigError"} if "deletionTimestamp" in pod["metadata"] else set())
         for each in (*pod["status"].get("initContainerStatuses", []), *pod["status"].get("containerStatuses", [])):
             match each["state"]:
@@ -109,7 +111,7 @@ def unstartable_message(pods: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def unschedulable_message(pods: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a pod finds no place on this machine, if one doesn't."""
+    """Why a pod can't be scheduled on this machine; None if every pod is."""
     for pod in pods:
         for condition in pod["status"].get("conditions", []):
             if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("message"):
@@ -126,8 +128,8 @@ def restart_lines(status: PipelineModelStatus) -> list[str]:
     ]
 
 
-def hopeless_cause(status: PipelineModelStatus) -> tuple[str, int] | None:
-    """Sentence and exit status when every group is down for good; None while there is hope."""
+def permanent_failure(status: PipelineModelStatus) -> tuple[str, int] | None:
+    """Sentence and exit status if every group is permanently down; None otherwise."""
     conditions = {condition.type: condition for condition in status.conditions}
     degraded = conditions.get(ConditionType.DEGRADED)
     if degraded is None or degraded.status != "True":
@@ -139,7 +141,7 @@ def hopeless_cause(status: PipelineModelStatus) -> tuple[str, int] | None:
 
 
 def ready_lines(url: str, served_name: str, name: str) -> list[str]:
-    """What a person can do with a running endpoint, ready to be pasted."""
+    """Commands for a ready endpoint, to copy."""
     body = f'{{"model": "{served_name}", "messages": [{{"role": "user", "content": "Hello!"}}], "stream": true}}'
     return [
         "",
@@ -153,12 +155,12 @@ def ready_lines(url: str, served_name: str, name: str) -> list[str]:
         'messages=[{"role": "user", "content": "Hello!"}])',
         "  print(reply.choices[0].message.content)",
         "",
-        f"End it with Ctrl-C, or from elsewhere with: stageline down {name}",
+        f"Stop it with Ctrl-C, or from elsewhere with: stageline down {name}",
     ]
 
 
 def monitor_lines(options: MonitorOptions | None) -> list[str]:
-    """Where to look at what is monitored."""
+    """Where to view the boards and Prometheus."""
     if options is None:
         return []
     lines = [f"Boards and alerts: {options.boards_url} (Prometheus: {options.prometheus_url})"]

@@ -1,6 +1,6 @@
-"""HTTP server of the page that draws the boards: its files, the boards' JSON, and a read-only proxy to Prometheus.
+"""HTTP server of the boards page: its files, the boards' JSON, and a read-only proxy to Prometheus.
 
-Listens on loopback and answers only requests for a loopback host name, so that no other site's page can read through
+Listens on loopback and only serves requests for a loopback host name, so that pages of other sites can't read through
 it (DNS rebinding). Only read-only query paths are passed on to Prometheus.
 """
 
@@ -21,7 +21,7 @@ _READ_ONLY: Final = frozenset({"query", "query_range", "series", "labels", "aler
 _LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _QUERY_TIMEOUT: Final = ClientTimeout(total=30.0)
 _HEADERS: Final = {
-    # plotly sets styles of its own; everything else is the page's.
+    # plotly sets its own inline styles; everything else comes from this server.
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
         "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -43,7 +43,9 @@ class BoardServer:
         facts: Mapping[str, Any],
         operator_metrics: Callable[[str], tuple[bytes, str]],
     ) -> None:
-        """`facts` is what the page needs beside the boards; `operator_metrics` gives them in an accepted form."""
+        """`facts` is the page's data besides the boards; `operator_metrics` renders the operator's metrics in an
+        accepted format.
+        """
         self._boards = {path.stem: path for path in boards}
         self._prometheus_url = prometheus_url
         self._facts = facts
@@ -62,7 +64,7 @@ class BoardServer:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, port: int) -> None:
-        """Listen; raises `UserError` when the port is taken."""
+        """Listen; raises `UserError` if the port is in use."""
         self._prometheus = ClientSession(timeout=_QUERY_TIMEOUT)
         await self._runner.setup()
         try:
@@ -92,7 +94,7 @@ class BoardServer:
         return web.json_response(_read(path), headers=_HEADERS)
 
     async def _runbook(self, request: web.Request) -> web.Response:
-        """An alert's runbook as it is written, where this installation has them: alerts name them by this path."""
+        """An alert's runbook as Markdown, if this installation has it: alerts link to this path."""
         name = request.match_info["name"]
         known = {path.name: path for path in _RUNBOOKS.glob("*.md")}
         if name not in known:
@@ -106,7 +108,7 @@ class BoardServer:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _query(self, request: web.Request) -> web.Response:
-        """One query, passed on as it is; an answer in Prometheus' form also when there is no Prometheus."""
+        """One query, passed on unchanged. The response has Prometheus' format even if Prometheus does not answer."""
         query = request.match_info["query"]
         if query not in _READ_ONLY and not _is_label_values(query):
             return _problem(403, "forbidden", f"{query!r} is not one of the queries that the boards need")
@@ -146,8 +148,8 @@ def _sender(file: Path) -> Callable[[web.Request], Awaitable[web.StreamResponse]
 async def _only_loopback_names(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """A site whose name was made to resolve to this machine (DNS rebinding) asks for that name, and gets nothing."""
+    """Refuse a site that resolves its name to this machine (DNS rebinding): its requests carry that name."""
     name = request.host.rpartition(":")[0] if request.host.rpartition(":")[2].isdecimal() else request.host
     if name not in _LOOPBACK_NAMES:
-        raise web.HTTPForbidden(text="ask for 127.0.0.1 or localhost\n")
+        raise web.HTTPForbidden(text="use 127.0.0.1 or localhost\n")
     return await handler(request)

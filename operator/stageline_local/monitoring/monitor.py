@@ -1,10 +1,10 @@
-"""Monitoring of one session: Prometheus, the page of boards, and the metrics that the operator exports in a cluster.
+"""Monitoring of one session: Prometheus, the boards page, and the metrics that the operator exports in a cluster.
 
-All three start and end together. A Prometheus that dies is reported and restarted; the page shows that it is gone.
-The operator's metrics come from the operator's own code, fed by the reconciler that stands for it here: gauges of the
-model and its groups, failures, restarts, times to ready and to recover, and reconciles. What only a cluster has
-(watches, requests to an API server) has no samples. This reconciler always leads, its one model never waits for a
-worker, and no reconcile is under way during a scrape, since both are turns of one event loop.
+All three start and end together. If Prometheus dies it is reported and restarted; the page shows that it is down. The
+operator's metrics come from the operator's own code, fed by the local reconciler: gauges of the model and its groups,
+failures, restarts, times to ready and to recover, and reconciles. Metrics that only a cluster has (watches, API server
+requests) have no samples. The local reconciler always leads, and its only model never waits for a worker. No reconcile
+runs during a scrape, because both run in one event loop.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class OperatorSeries:
         self._keep()
 
     def status_changed(self, status: PipelineModelStatus, pods: Iterable[Mapping[str, Any]]) -> None:
-        """Count what a new status says for the first time."""
+        """Count the changes in a new status."""
         dated = [_with_creation(pod) for pod in pods]
         transition = transition_between(self._status, status, dated, datetime.now(UTC))
         self._metrics.count_transition(self._model.namespace, self._model.name, transition)
@@ -51,11 +51,11 @@ class OperatorSeries:
         self._metrics.reconcile_seconds.observe(seconds)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Everything, and its content type, in the form that `accept` names."""
+        """All metrics and their content type, in the format that `accept` names."""
         return self._metrics.registry.exposition(accept)
 
     def _keep(self) -> None:
-        """The model as an API server would hold it: a later version each time."""
+        """Store the model as an API server would: with a new version each time."""
         self._versions += 1
         manifest = self._model.to_manifest()
         manifest["metadata"] = {"namespace": self._model.namespace, "name": self._model.name} | manifest["metadata"]
@@ -70,16 +70,16 @@ def _readings() -> Iterator[Reading]:
 
 
 def _with_creation(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Pods here are made at the moment they are started."""
+    """Local pods are created when they are started."""
     return {**pod, "metadata": {"creationTimestamp": pod["status"]["startTime"], **pod["metadata"]}}
 
 
 SCRAPE_INTERVAL_SECONDS: Final = 2
-"""One machine's handful of targets can be asked often: what happens shows within seconds."""
+"""One machine has few targets, so a short interval is cheap: changes show within seconds."""
 
 
 class Monitor(Watcher):
-    """Watches one model. Raises `UserError` when made without Prometheus or plotly installed."""
+    """Watches one model. Creating it raises `UserError` if Prometheus or plotly is not installed."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Monitor(Watcher):
         gateway_admin: str,
         on_end: Callable[[Terminated], None],
     ) -> None:
-        """`gateway_admin` is host:port of the gateway's metrics; `on_end` hears of a Prometheus that ended."""
+        """`gateway_admin` is host:port of the gateway's metrics; `on_end` is called when Prometheus ends."""
         self._options = options
         self._namespace = model.namespace
         self._gateway_admin = gateway_admin
@@ -110,7 +110,7 @@ class Monitor(Watcher):
         self._page = BoardServer(options.boards, find_plotly(), options.prometheus_url, facts, self.operator.exposition)
 
     async def start(self) -> None:
-        """Listen and run; Prometheus answers a moment later. Raises `UserError` when the page's port is taken."""
+        """Listen and run; Prometheus responds a moment later. Raises `UserError` if the page's port is in use."""
         await self._page.start(self._options.port)
         self.set_pods(())
         rules = self.prometheus.write_rules(self._options.rules, self._options.alert_speed)
@@ -139,7 +139,7 @@ class Monitor(Watcher):
         return await self.prometheus.is_ready()
 
     async def stop(self) -> None:
-        """End both; nothing of them is left but what Prometheus keeps."""
+        """End both; only Prometheus' data remains."""
         await self.prometheus.stop()
         await self._page.close()
 

@@ -1,4 +1,4 @@
-"""What `up --monitor` was asked for, and where its parts are found."""
+"""Options of `up --monitor`, and the paths of its programs."""
 
 import shutil
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from stageline_api.errors import UserError
 from stageline_dashboards import shipped
 
 DEFAULT_PORT: Final = 8090
-"""The boards; Prometheus has the port after it, as the gateway's admin port has."""
+"""Port of the boards page; Prometheus has the next port, like the gateway's admin port."""
 
 
 @dataclass(frozen=True)
 class MonitorOptions:
-    """`alert_speed` divides how long alerts must hold before they fire: 1 in earnest, more in a drill."""
+    """`alert_speed` divides the `for` times of alerts: 1 normally, more in a drill."""
 
     port: int = DEFAULT_PORT
     alert_speed: float = 1.0
@@ -41,7 +41,7 @@ class MonitorOptions:
 
 
 def find_prometheus(path: str | None = None) -> str:
-    """The program; raises `UserError` that says how to get it."""
+    """Path of the program; raises `UserError` with how to install it."""
     found = shutil.which("prometheus", path=path)
     if found is None:
         raise UserError(
@@ -52,7 +52,7 @@ def find_prometheus(path: str | None = None) -> str:
 
 
 def find_plotly() -> Path:
-    """The plotting library's script inside its wheel; raises `UserError` that says how to get what is missing."""
+    """The plotting library's script in its wheel; raises `UserError` with how to install it."""
     missing = [name for name in ("aiohttp", "plotly") if find_spec(name) is None]
     script = None if missing else Path(str(resources.files("plotly"))) / "package_data" / "plotly.min.js"
     if script is None or not script.is_file():

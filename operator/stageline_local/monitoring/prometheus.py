@@ -1,7 +1,7 @@
-"""The Prometheus of one session: a child process on loopback that keeps what it scraped under the session's directory.
+"""Prometheus of one session: a child process on loopback with its data in the session's directory.
 
-It ends with the session, even when that is killed. When it ends by itself, `on_end` is called and it is restarted. Its
-data is bounded in time and bytes, and outlives the session.
+It ends with the session, even if the session is killed. If it ends earlier, `on_end` is called and it is restarted. Its
+data is limited in time and size, and outlives the session.
 """
 
 import json
@@ -26,7 +26,7 @@ _GRACE_SECONDS: Final = 10.0
 
 
 class PrometheusServer:
-    """Files, process and readiness. `config` is what `prometheus_config` makes."""
+    """Files, process and readiness. `config` comes from `prometheus_config`."""
 
     def __init__(
         self, program: str, directory: Path, log_file: Path, port: int, on_end: Callable[[Terminated], None]
@@ -51,7 +51,7 @@ class PrometheusServer:
         self._process.start()
 
     def write_rules(self, shipped: Iterable[Path], alert_speed: float) -> list[Path]:
-        """The rule files to load: copies that are evaluated at every scrape, and in a drill hold for a shorter time."""
+        """Rule files to load: copies that are evaluated at every scrape, and with shorter `for` times in a drill."""
         copies = []
         for path in shipped:
             rules = quickened(yaml.safe_load(path.read_text(encoding="utf-8")), alert_speed)
@@ -60,7 +60,7 @@ class PrometheusServer:
         return copies
 
     def set_targets(self, targets: Mapping[str, list[TargetGroup]]) -> None:
-        """Scrape these from now on; Prometheus sees the files change within seconds."""
+        """Scrape these from now on; Prometheus notices the changed files within seconds."""
         for job, groups in targets.items():
             self._write(targets_file(self.targets_dir, job), json.dumps(groups, indent=1) + "\n")
 
@@ -72,14 +72,14 @@ class PrometheusServer:
                 return False
 
     async def stop(self) -> None:
-        """End it; what it has scraped is written first."""
+        """End it; it writes its data first."""
         await self._process.stop(_GRACE_SECONDS)
 
     def kill_now(self) -> None:
         self._process.kill_now()
 
     def _write(self, path: Path, text: str) -> None:
-        """Replace a file at once, and only when it changes: Prometheus watches some of them."""
+        """Replace a file atomically, but only if its content changes: Prometheus watches some of them."""
         if self._written.get(path) == text:
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,7 +92,8 @@ class PrometheusServer:
             f"--storage.tsdb.path={self.directory / 'data'}",
             f"--storage.tsdb.retention.time={_KEPT_TIME}",
             f"--storage.tsdb.retention.size={_KEPT_BYTES}",
-            # An earlier session's last words must not stand for this one's state. Rules are evaluated more often.
+            # The last samples of an earlier session must not count as current. Rules are evaluated more often than
+            # this.
             f"--query.lookback-delta={_LOOKBACK}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--enable-feature=exemplar-storage",

@@ -1,9 +1,9 @@
-"""Prometheus' configuration: what to scrape, and rules whose alerts fire sooner for drills. Pure.
+"""Prometheus' configuration: scrape targets, and rules with alerts that fire sooner in drills. Pure.
 
-Targets carry the labels that a cluster's PodMonitor and ServiceMonitor give: `namespace`, `model`, `group` and `pod`.
-The exporters' own labels are `model_name` and `stage`, so none collides; only the operator's series set namespace and
-model themselves (`honor_labels`). A drill divides every `for` and `keep_firing_for` by a factor; expressions and their
-windows stay as they are. Rules are evaluated at every scrape: with a few models that costs nothing.
+Targets have the labels that a cluster's PodMonitor and ServiceMonitor add: `namespace`, `model`, `group` and `pod`. The
+exporters' own labels are `model_name` and `stage`, so none collides. Only the operator's series set namespace and model
+themselves (`honor_labels`). A drill divides every `for` and `keep_firing_for` by a factor; expressions and their
+windows don't change. Rules are evaluated at every scrape, which is cheap with a few models.
 """
 
 import re
@@ -18,14 +18,14 @@ ENGINE_JOB: Final = "stageline-engine"
 GATEWAY_JOB: Final = "stageline-gateway"
 OPERATOR_JOB: Final = "stageline-operator"
 OPERATOR_PATH: Final = "/operator/metrics"
-"""Where the page's server shows what the operator would export."""
+"""Path of the operator's metrics on the page's server."""
 
 TargetGroup = dict[str, Any]
 """`{"targets": ["address:port"], "labels": {…}}`, the form of Prometheus' file_sd."""
 
 
 def pod_targets(pods: Iterable[Mapping[str, Any]]) -> dict[str, list[TargetGroup]]:
-    """Targets by job. A pod that does not run yet, or not any more, has nothing to say and is left out."""
+    """Targets by job. Pods that are not running are omitted."""
     stages, engines = [], []
     for pod in pods:
         metadata, status = pod["metadata"], pod["status"]
@@ -55,7 +55,7 @@ def prometheus_config(
     operator_address: str,
     interval_seconds: int,
 ) -> dict[str, Any]:
-    """Prometheus' configuration: pods from the files in `targets_dir`, gateway and operator where they always are."""
+    """Prometheus' configuration: pods from the files in `targets_dir`, gateway and operator at fixed addresses."""
     seconds = f"{interval_seconds}s"
     return {
         "global": {"scrape_interval": seconds, "scrape_timeout": seconds, "evaluation_interval": seconds},
@@ -91,7 +91,7 @@ _HOLDS: Final = ("for", "keep_firing_for")
 
 
 def quickened(rules: dict[str, Any], factor: float) -> dict[str, Any]:
-    """A rule file's content with every alert's holding times divided by `factor`, and no intervals of its own."""
+    """A rule file's content with every alert's `for` times divided by `factor`, and without intervals."""
     groups = [
         {key: value for key, value in group.items() if key != "interval"}
         | {"rules": [_quick(rule, factor) for rule in group["rules"]]}
@@ -106,10 +106,10 @@ def _quick(rule: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def seconds_of(duration: str) -> float:
-    """Seconds of a Prometheus duration such as `1h30m`; raises `ValueError` for anything else."""
+    """Seconds of a Prometheus duration such as `1h30m`; raises `ValueError` for other texts."""
     if duration == "0":
         return 0.0
     parts = _PART.findall(duration)
     if not parts or "".join(number + unit for number, unit in parts) != duration:
-        raise ValueError(f"{duration!r} is no duration as Prometheus writes them")
+        raise ValueError(f"{duration!r} is not a Prometheus duration")
     return float(sum(int(number) * _UNIT_SECONDS[unit] for number, unit in parts))

@@ -1,4 +1,4 @@
-"""The hooks by which a session reports what happens in it, to a `Monitor` or to nobody."""
+"""The hooks by which a session reports its changes to a `Monitor`, or to a `Watcher` that ignores them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,32 +11,32 @@ from stageline_local.node.pod_status import Terminated
 
 
 class Watcher:
-    """Is told what happens in a session and does nothing with it; `Monitor` overrides every method.
+    """Ignores all reports of a session; `Monitor` overrides every method.
 
-    A session calls these whether it is monitored or not, so that it needs no case of its own for either.
+    A session calls these whether it is monitored or not, so that it needs no special case.
     """
 
     async def start(self) -> None:
-        """Called before the first pod; raises `UserError` when watching is not possible."""
+        """Called before the first pod; raises `UserError` if monitoring is not possible."""
 
     def set_pods(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """All pods of this moment."""
+        """Receive all current pods."""
 
     def set_status(self, status: PipelineModelStatus, pods: Sequence[Mapping[str, Any]]) -> None:
-        """The model's new status."""
+        """Receive the model's new status."""
 
     def pass_done(self, seconds: float) -> None:
-        """The reconciler finished a reconcile that took so long."""
+        """A reconcile finished after `seconds`."""
 
     async def is_ready(self) -> bool:
-        """Whether a person can look at the boards by now; a session is ready only then."""
+        """Whether the boards can be viewed; the session is ready only then."""
         return True
 
     async def stop(self) -> None:
-        """Called at a clean end, while the last pods are still there."""
+        """Called at a clean end, before the last pods end."""
 
     def kill_now(self) -> None:
-        """Called when the user does not wait for a clean end."""
+        """Called if the user does not wait for a clean end."""
 
 
 def watcher_of(
@@ -46,7 +46,7 @@ def watcher_of(
     gateway_admin_port: int | None,
     on_end: Callable[[Terminated], None],
 ) -> Watcher:
-    """A `Monitor` when there are options for one, else hooks that do nothing. Raises `UserError` like `Monitor`."""
+    """A `Monitor` if there are options for one, else hooks without effect. Raises `UserError` like `Monitor`."""
     if options is None:
         return Watcher()
     # Imported here because only a monitored session needs a web server and the operator's metrics.

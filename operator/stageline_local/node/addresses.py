@@ -1,9 +1,9 @@
-"""Pod addresses: each pod leases a loopback address of its own, so that the contract's ports never collide.
+"""Pod addresses: each pod leases its own loopback address, so that the contract's ports never collide.
 
 Linux routes all of 127.0.0.0/8 to the loopback device, so every address in it can be bound without set-up. A lease is
-an exclusive `flock` on a file named after the address; the kernel drops it when the node dies, however it dies. An
-address on which a contract port is taken by someone who knows nothing of leases is passed over; a port that is taken
-on one address after the other belongs to someone who listens on all of them, who is named instead.
+an exclusive `flock` on a file named after the address; the kernel drops it when the node dies, even by SIGKILL. An
+address is skipped if another program uses a contract port on it. If the port is in use on many addresses in a row, a
+program listens on all addresses, and the error names that port.
 """
 
 import fcntl
@@ -31,8 +31,8 @@ CONTRACT_PORTS: Final = (
 _FIRST_SUBNET: Final = 64
 _SUBNETS: Final = 128
 _HOSTS: Final = 254
-_MOST_REFUSALS: Final = 64
-"""So many addresses in a row that nobody leases and that have the same port taken: it is taken on all."""
+_MAX_REFUSALS: Final = 64
+"""After so many unleased addresses in a row with the same port in use, the port is in use on all addresses."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class AddressLease:
     lock_fd: int
 
     def release(self) -> None:
-        """Drop the lock. The lock file stays: removing it would let two holders lock two files of one name."""
+        """Drop the lock. The lock file stays: removing it would allow two processes to lock two files of one name."""
         os.close(self.lock_fd)
 
 
 class AddressPool:
     """Leases addresses 127.64.0.1 to 127.191.255.254, starting at a place that depends on the process id.
 
-    Addresses are handed out in rising order and so not reused soon: a new incarnation never meets the connections
-    that its predecessor left in TIME_WAIT.
+    Addresses are assigned in rising order, so they are not reused soon: a new incarnation never meets its predecessor's
+    connections in TIME_WAIT.
     """
 
     def __init__(self, lock_dir: Path | None = None, wanted_ports: Sequence[int] = CONTRACT_PORTS) -> None:
@@ -67,7 +67,7 @@ class AddressPool:
         """Return the next free address.
 
         Raises:
-            UserError: the whole range is taken, or somebody listens on a contract port of every address.
+            UserError: the whole range is leased, or a program listens on a contract port of every address.
         """
         refusals: Counter[int] = Counter()
         for address in self._candidates:
@@ -79,9 +79,9 @@ class AddressPool:
                 return lease
             lease.release()
             refusals[port] += 1
-            if refusals[port] == _MOST_REFUSALS:
+            if refusals[port] == _MAX_REFUSALS:
                 raise UserError(
-                    f"port {port} is taken on {_MOST_REFUSALS} loopback addresses in a row, the last one {address}: "
+                    f"port {port} is taken on {_MAX_REFUSALS} loopback addresses in a row, the last one {address}: "
                     f"something on this machine listens on *:{port} (`ss -ltnp 'sport = :{port}'` names it), and every "
                     "pod needs that port on an address of its own; end it, or have it listen on one address"
                 )
@@ -98,7 +98,7 @@ class AddressPool:
 
 
 def _candidates(start: int) -> Iterator[str]:
-    """Every address of the range once, from subnet `start` on."""
+    """Every address of the range once, starting at subnet `start`."""
     for offset in range(_SUBNETS * 256):
         subnet, third = divmod((start * 7 + offset) % (_SUBNETS * 256), 256)
         for host in range(1, _HOSTS + 1):
@@ -106,7 +106,7 @@ def _candidates(start: int) -> Iterator[str]:
 
 
 def can_bind(address: str, port: int) -> bool:
-    """Whether a listener could be opened on `address`:`port` now."""
+    """Whether a listener can be opened on `address`:`port` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,8 +1,8 @@
 """Runs as `python child_exec.py PARENT_PID COMMAND...`: ties the container's life to the node's, then `exec`s it.
 
 The parent-death signal makes the kernel kill the container when the node dies, even by SIGKILL. The setting survives
-`exec`. It is asked for before the parent is checked, so a node that died in between is noticed. Standard library
-only, and nothing but what is needed: it runs before every container.
+`exec`. It is set before the parent is checked, so that a node that died in between is noticed. This runs before every
+container, so it imports only the minimum of the standard library.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ _COMMAND_NOT_EXECUTABLE = 126
 
 
 def main(arguments: list[str]) -> int:
-    """Become the command; returns only when that fails."""
+    """`exec` the command; returns only if that fails."""
     parent_pid, command = int(arguments[0]), arguments[1:]
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         sys.stderr.write(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}\n")

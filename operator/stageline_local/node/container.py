@@ -1,7 +1,7 @@
-"""One container as a local process in a session of its own: start, wait, termination message, kill.
+"""One container as a local process in its own session: start, wait, termination message, kill.
 
-The process group is the container: when the main process has ended, whatever it left behind in its group is killed,
-as a container's processes are when its first one ends.
+The process group is the container: when the main process has ended, the rest of its group is killed, as in a real
+container.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _FALLBACK_DIR: Final = "/"
 
 @dataclass(frozen=True)
 class ContainerCommand:
-    """Everything a process is started with; paths are local ones."""
+    """Everything that starts a process; paths are local."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -33,7 +33,7 @@ class ContainerCommand:
     log_file: Path
     termination_file: Path
     falls_back_to_logs: bool = False
-    """Whether the end of the log stands in for last words when the container failed without any."""
+    """Whether the end of the log replaces a missing termination message of a failed container."""
 
 
 class ContainerProcess:
@@ -74,7 +74,7 @@ class ContainerProcess:
         return self._process.pid
 
     async def wait(self) -> Terminated:
-        """Wait for the end of the main process, end the rest of its group, and read its last words."""
+        """Wait for the end of the main process, kill the rest of its group, and read its termination message."""
         status = await self._process.wait()
         finished_at = datetime.now(UTC)
         self._signal_group(signal.SIGKILL)
@@ -88,15 +88,15 @@ class ContainerProcess:
         return Terminated(exit_code, max(0, -status), reason, message, self.started_at, finished_at)
 
     async def stop(self, grace_seconds: float, node_message: str = "") -> None:
-        """SIGTERM, then SIGKILL to the whole group when the grace is over. `wait` tells how it ended.
+        """SIGTERM, then SIGKILL to the whole group after the grace period. `wait` returns how it ended.
 
-        `node_message` stands in for last words when the container has none: why the node ended it.
+        `node_message`, the node's reason, replaces a missing termination message.
         """
         if self.has_ended:
             return
         self._node_message = node_message
         if grace_seconds > 0:
-            # The kubelet sends SIGTERM to the first process only; passing it on is that process's business.
+            # The kubelet sends SIGTERM only to the first process, which has to forward it.
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_seconds):
@@ -107,7 +107,7 @@ class ContainerProcess:
         self._signal_group(signal.SIGKILL)
 
     def kill_over_memory(self) -> None:
-        """SIGKILL the whole group, as the kernel does when a container's cgroup is full."""
+        """SIGKILL the whole group, like the kernel when a container exceeds its cgroup's limit."""
         if not self.has_ended:
             self._is_over_memory = True
             self.kill_now()
@@ -117,7 +117,7 @@ class ContainerProcess:
             os.killpg(self._process.pid, number)
 
     async def run_in_same_environment(self, argv: list[str]) -> int:
-        """Exit status of a command run beside the container, for exec probes; killed when the caller is cancelled."""
+        """Exit status of a command run beside the container, for exec probes; killed if the caller is cancelled."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", child_exec.__file__, str(os.getpid())),
             *argv,
@@ -132,13 +132,13 @@ class ContainerProcess:
             return await process.wait()
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):  # reaped, and not told yet
+                with contextlib.suppress(ProcessLookupError):  # already reaped, but its end is not reported yet
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
 
 
 def tail_of(path: Path, limit_bytes: int) -> str:
-    """The last `limit_bytes` of the file as text; empty when there is none."""
+    """The last `limit_bytes` of the file as text; empty if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

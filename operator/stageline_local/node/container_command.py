@@ -1,6 +1,7 @@
-"""From a container's manifest to the command line, environment and files of a local process, as the kubelet does it.
+"""Converts a container's manifest to the command line, environment and files of a local process, as the kubelet does.
 
-Environment: literals, references and `$(VAR)` expansion; pod names under headless services become addresses."""
+Environment: literals, references and `$(VAR)` expansion. Pod names under headless services become addresses.
+"""
 
 import base64
 import re
@@ -18,7 +19,9 @@ _DEFAULT_TERMINATION_PATH: Final = "/dev/termination-log"
 
 @dataclass(frozen=True)
 class ContainerSetting:
-    """What all containers of a node share. `addresses` gives pod IPs by `<hostname>.<subdomain>.<namespace>`."""
+    """Settings shared by all containers of a node. `addresses` returns pod IPs by
+    `<hostname>.<subdomain>.<namespace>`.
+    """
 
     pods_dir: Path
     logs_dir: Path
@@ -30,7 +33,7 @@ class ContainerSetting:
 def build_command(
     pod: Mapping[str, Any], container: Mapping[str, Any], address: str, setting: ContainerSetting
 ) -> ContainerCommand:
-    """Resolve everything a container needs; raises `MissingObjectError` when something is not there yet."""
+    """Resolve everything that a container needs; raises `MissingObjectError` for an object that does not exist yet."""
     name, directory = container["name"], pod_directory_name(pod)
     pod_dir = setting.pods_dir / directory
     termination_file = pod_dir / "termination" / name
@@ -54,7 +57,7 @@ def build_command(
 
 
 def pod_directory_name(pod: Mapping[str, Any]) -> str:
-    """Directory of a pod's files and logs: its name, with its namespace before it unless that is the default one."""
+    """Directory of a pod's files and logs: its name, prefixed by its namespace unless that is the default one."""
     namespace, name = pod["metadata"].get("namespace", "default"), pod["metadata"]["name"]
     return str(name) if namespace == "default" else f"{namespace}.{name}"
 
@@ -68,7 +71,7 @@ _SERVICE_NAME: Final = re.compile(r"\b([a-z0-9-]+)\.([a-z0-9-]+)\.([a-z0-9-]+)\.
 
 
 def expand(text: str, values: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by its value and `$$` by `$`; a reference to an unknown name stays as it is."""
+    """Replace `$(NAME)` by its value and `$$` by `$`; a reference to an unknown name is kept."""
 
     def _one(match: re.Match[str]) -> str:
         if match[1] == "$":
@@ -98,7 +101,7 @@ def container_env(
     address_of: Mapping[str, str],
     rewriter: PathRewriter,
 ) -> dict[str, str]:
-    """The variables the manifest asks for; raises `MissingObjectError` when a reference can't be resolved."""
+    """The variables of the manifest; raises `MissingObjectError` for an unresolved reference."""
     values: dict[str, str] = {}
     for entry in container.get("env", []):
         text = _entry_value(entry, pod, pod_ip, objects, values)
@@ -126,7 +129,7 @@ def _entry_value(
         case {"configMapKeyRef": reference}:
             return _referenced_key("ConfigMap", namespace, reference, objects)
         case _:
-            raise ValueError(f"env {entry['name']!r} has a source that this node does not know")
+            raise ValueError(f"env {entry['name']!r} has a source that this node does not support")
 
 
 def _referenced_key(kind: str, namespace: str, reference: Mapping[str, Any], objects: ObjectLookup) -> str | None:

@@ -19,13 +19,13 @@ _PASSED_ON_PREFIXES: Final = (
 
 @dataclass(frozen=True)
 class LocalImages:
-    """Known image names and the environment their containers start from; any other name is an `ErrImagePull`."""
+    """Known image names and their containers' initial environment; any other name is an `ErrImagePull`."""
 
     names: frozenset[str]
     env: Mapping[str, str] = field(default_factory=dict)
 
     def refusal(self, image: str) -> str | None:
-        """Why a container of `image` can't be started, or None when it can."""
+        """Why a container of `image` can't be started, or None if it can."""
         if image in self.names:
             return None
         known = ", ".join(sorted(self.names)) or "none"
@@ -35,11 +35,11 @@ class LocalImages:
 
 
 def machine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a Stageline image would provide, taken from this machine.
+    """The environment that a Stageline image would provide, from this machine.
 
-    The interpreter's own script directory leads `PATH`, so that `stageline` is the installed one. Only settings that
-    concern the machine are passed on (locale, proxies, package index, certificates, thread counts), those of the
-    gateway, how to log, and where spans are sent; the rest of the caller's environment stays out, tokens above all.
+    The interpreter's own script directory is first in `PATH`, so that `stageline` is the installed one. Only settings
+    of the machine are passed on (locale, proxies, package index, certificates, thread counts), of the gateway, of
+    logging and of tracing. The rest of the caller's environment is excluded, above all tokens.
     """
     environ = os.environ if environ is None else environ
     passed = {
@@ -49,5 +49,5 @@ def machine_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
     }
     scripts = Path(sys.executable).parent
     path = environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
-    passed.setdefault(env.LOG_FORMAT, "text")  # for a person: nothing collects the logs of one machine
+    passed.setdefault(env.LOG_FORMAT, "text")  # for people: no collector reads local logs
     return passed | {"PATH": f"{scripts}{os.pathsep}{path}", "PYTHONUNBUFFERED": "1"}

@@ -1,8 +1,8 @@
-"""Enforces a container's memory limit by polling: a plain process has no cgroup in which the kernel would do it.
+"""Enforces a container's memory limit by polling: a plain process has no cgroup, so the kernel can't.
 
-What counts is what a cgroup can't take back when it is full: anonymous and shared memory. Pages of mapped files don't
-count, so weights that are mapped cost nothing here either. A container that is over its limit between two looks and
-under it at the second is not noticed; one that stays over it is ended within `LOOK_SECONDS`.
+It counts memory that a cgroup can't reclaim: anonymous and shared memory. Pages of mapped files don't count, so mapped
+weights cost nothing here either. A container that exceeds its limit only between two polls is not noticed. One that
+stays over it is killed within `LOOK_SECONDS`.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ from stageline_local.node.container import ContainerProcess
 LOOK_SECONDS: Final = 0.5
 _PROC: Final = Path("/proc")
 _SESSION_FIELD: Final = 3
-"""Of `/proc/PID/stat`, counted after the command's name: state, parent, process group, session."""
+"""Index in `/proc/PID/stat`, counted after the command's name: state, parent, process group, session."""
 
 
 def memory_limit_bytes(container: Mapping[str, Any]) -> int | None:
-    """`resources.limits.memory` of a container; None where there is none, and for 0, which means the same."""
+    """`resources.limits.memory` of a container; None if it is unset or 0, which means the same."""
     given = container.get("resources", {}).get("limits", {}).get("memory", 0)
     return int(parse_quantity(given)) or None
 
 
 async def keep_to_limit(container: Mapping[str, Any], process: ContainerProcess) -> None:
-    """End a container that holds more than it may; without a limit return at once. Cancelled when it has ended."""
+    """Kill a container that exceeds its limit; without a limit return at once. Cancelled when it has ended."""
     limit_bytes = memory_limit_bytes(container)
     if limit_bytes is None:
         return
@@ -37,10 +37,10 @@ async def keep_to_limit(container: Mapping[str, Any], process: ContainerProcess)
 
 
 def held_bytes(session: int, enough_bytes: int = 0) -> int:
-    """Memory that the processes of a session hold, in bytes.
+    """Memory of the processes of a session, in bytes.
 
-    Pages that processes share are counted once for each of them, which is quick and never too little. Only when that
-    is more than `enough_bytes` are they shared out, which takes the kernel a walk through all pages.
+    First, shared pages are counted once for each process, which is fast and never too low. Only if that exceeds
+    `enough_bytes` are they divided among the processes, for which the kernel walks all pages.
     """
     members = list(_members(session))
     quick = sum(_sum_of(member / "status", "RssAnon", "RssShmem") for member in members)
@@ -53,14 +53,14 @@ def _members(session: int) -> Iterator[Path]:
     for process in _PROC.iterdir():
         if not process.name.isdecimal():
             continue
-        # The command's name stands in parentheses and may itself hold some.
+        # The command's name is in parentheses and may itself contain some.
         fields = _read(process / "stat").rpartition(")")[2].split()
         if len(fields) > _SESSION_FIELD and int(fields[_SESSION_FIELD]) == session:
             yield process
 
 
 def _sum_of(file: Path, *names: str) -> int:
-    """Sum of lines such as `RssAnon:   12 kB`, in bytes; 0 for a process that has ended meanwhile."""
+    """Sum of lines such as `RssAnon: 12 kB`, in bytes; 0 for a process that has ended."""
     amounts = dict(line.split(":", 1) for line in _read(file).splitlines() if ":" in line)
     return sum(int(amounts[name].split()[0]) * 1024 for name in names if name in amounts)
 

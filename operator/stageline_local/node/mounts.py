@@ -1,10 +1,10 @@
 """Volumes as directories, and mount paths rewritten to them.
 
-A local process has no mount namespace, so a container's mount points are replaced by the directories behind them.
-The rule: wherever a mount path appears as a whole path or as the leading part of one, in an env value, the command,
-an argument or the text of a mounted ConfigMap, it is replaced; the longest mount path wins and replaced text is not
-looked at again. The termination message path is treated like a mount of one file. Paths that a program has built in
-are not seen, so manifests must name their paths (`TMPDIR=/tmp`, `STAGELINE_CONFIG=/etc/stageline/...`).
+A local process has no mount namespace, so the directories behind a container's mount points replace them. The rule: a
+mount path is replaced wherever it is a whole path, or the leading part of one. That includes env values, the command,
+arguments and the text of a mounted ConfigMap. The longest mount path wins, and replaced text is not scanned again. The
+termination message path is treated like a mount of one file. Hard-coded paths in programs are not replaced, so
+manifests must name their paths (`TMPDIR=/tmp`, `STAGELINE_CONFIG=/etc/stageline/...`).
 """
 
 import base64
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 
 class ObjectLookup(Protocol):
-    """Where a node reads ConfigMaps and Secrets."""
+    """A node's source of ConfigMaps and Secrets."""
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        """The object, or None when there is no such object."""
+        """The object, or None if it does not exist."""
 
 
 class PathRewriter:
@@ -39,7 +39,7 @@ class MissingObjectError(LookupError):
 
 
 def realise_mounts(pod: Mapping[str, Any], container: Mapping[str, Any], pod_dir: Path) -> dict[str, Path]:
-    """Directories of a container's volume mounts, by mount path; emptyDirs are made and shared by the pod."""
+    """Directories of a container's volume mounts, by mount path; emptyDirs are created and shared by the pod."""
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", [])}
     local_path_of: dict[str, Path] = {}
     for mount in container.get("volumeMounts", []):
@@ -62,7 +62,7 @@ def _volume_root(volume: Mapping[str, Any], container_name: str, pod_dir: Path) 
             # One copy per container: a ConfigMap's text is rewritten for that container's mounts.
             root = pod_dir / "volumes" / container_name / volume["name"]
         case _:
-            raise ValueError(f"volume {volume['name']!r} has a source that this node does not know")
+            raise ValueError(f"volume {volume['name']!r} has a source that this node does not support")
     root.mkdir(parents=True, exist_ok=True)
     return root
 
@@ -78,7 +78,9 @@ def _host_path(path: Path, kind: str) -> Path:
 def project_objects(
     pod: Mapping[str, Any], container: Mapping[str, Any], pod_dir: Path, objects: ObjectLookup, rewriter: PathRewriter
 ) -> None:
-    """Write the files of a container's ConfigMap and Secret mounts; raises `MissingObjectError` naming the object."""
+    """Write the files of a container's ConfigMap and Secret mounts; raises `MissingObjectError` for a missing
+    object.
+    """
     mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
     namespace = pod["metadata"].get("namespace", "default")
 
@@ -103,7 +105,7 @@ def project_objects(
 
 
 def _secret_files(secret: Mapping[str, Any]) -> dict[str, bytes]:
-    """Contents by file name; `stringData` is what a manifest on one machine still has."""
+    """Contents by file name; a local manifest still has `stringData`."""
     encoded = {name: base64.b64decode(text) for name, text in secret.get("data", {}).items()}
     return encoded | {name: str(text).encode() for name, text in secret.get("stringData", {}).items()}
 

@@ -1,8 +1,8 @@
-"""Which fields of a pod this node honours: an allow-list per level. Anything else is refused by its path.
+"""The pod fields that this node supports: an allow-list per level. Other fields are refused by their path.
 
-Three kinds of field: *honoured* ones are acted on; *isolation* ones (`ISOLATION_NOT_PROVIDED`) are accepted although
-a plain process can't have them, which is safe because they only ever take something away from a container; all
-others are refused, because ignoring them would silently make a laptop differ from a cluster.
+There are three kinds of fields. *Honoured* ones have an effect. *Isolation* ones (`ISOLATION_NOT_PROVIDED`) are
+accepted although a plain process can't have them; that is safe because they only restrict a container. All others are
+refused, because ignoring them would silently make local mode differ from a cluster.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,11 +100,11 @@ _ENV_SOURCES: Final[Mapping[str, set[str]]] = {
 
 
 class UnsupportedPodFieldError(UserError):
-    """A manifest asks for something that a process on this machine can't have."""
+    """A manifest asks for something that a local process can't have."""
 
 
 def check_pod(pod: Mapping[str, Any]) -> None:
-    """Raise `UnsupportedPodFieldError` naming every field that would be ignored, by its path."""
+    """Raise `UnsupportedPodFieldError` with the path of every field that would be ignored."""
     problems = list(_pod_problems(pod))
     if problems:
         name = pod.get("metadata", {}).get("name", "?")
@@ -142,7 +142,7 @@ def _pod_problems(pod: Mapping[str, Any]) -> Iterator[str]:
 def _placement_problems(spec: Mapping[str, Any]) -> Iterator[str]:
     for key, value in spec.get("nodeSelector", {}).items():
         if (key, value) != ("kubernetes.io/os", "linux"):
-            yield f"spec.nodeSelector[{key!r}]: this machine carries no such label"
+            yield f"spec.nodeSelector[{key!r}]: this machine has no such label"
     for kind, rules in spec.get("affinity", {}).items():
         for rule in rules:
             if rule != "preferredDuringSchedulingIgnoredDuringExecution":

@@ -1,8 +1,8 @@
-"""One pod's life on the node: init containers in order, then all containers at once, probes, end.
+"""One pod on the node: init containers in order, then all containers at once, probes, end.
 
-Under the restart policy Never an ended container stays ended and the others run on, as under the kubelet: it is for the
-operator to replace the group. Under Always (a Deployment's pods) it is started again, with the kubelet's back-off.
-Every change is reported through `on_change`.
+Under the restart policy Never an ended container stays ended and the others continue, as under the kubelet: the
+operator replaces the group. Under Always (a Deployment's pods) it is restarted, with the kubelet's back-off. Every
+change is reported by `on_change`.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _RETRY_MISSING_OBJECT_SECONDS: Final = 1.0
 _FIRST_BACKOFF_SECONDS: Final = 10.0
 _LONGEST_BACKOFF_SECONDS: Final = 300.0
 _STEADY_SECONDS: Final = 600.0
-"""A container that ran so long starts again at once, whatever happened before."""
+"""After running this long a container restarts without back-off."""
 
 
 class PodRunner:
@@ -49,7 +49,7 @@ class PodRunner:
         return pod_status(self._admission, list(self._init.values()), main, self.address, self._started_at)
 
     def hold(self, message: str) -> None:
-        """Keep the pod Pending as unschedulable, with a sentence that says why."""
+        """Keep the pod Pending as unschedulable, with a sentence that explains why."""
         self._admission = Admission(admitted=False, message=message)
         self._on_change()
 
@@ -73,7 +73,7 @@ class PodRunner:
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
-        # A container that was being started meanwhile is known by now.
+        # A container that was just being started is known by now.
         self.kill_now()
 
     def kill_now(self) -> None:
@@ -132,7 +132,7 @@ class PodRunner:
     async def _start_process(
         self, container: Mapping[str, Any], records: dict[str, ContainerRecord]
     ) -> ContainerProcess | None:
-        """Start a container; None when it can't be started (the record says why) or the pod is being stopped."""
+        """Start a container; None if it can't be started (see its record) or the pod is being stopped."""
         name = container["name"]
         command = await self._wait_for_command(container, records)
         if command is None or self._stopping:
@@ -157,7 +157,7 @@ class PodRunner:
             try:
                 return build_command(self.pod, container, self.address, self._setting)
             except MissingObjectError as missing:
-                # The kubelet, too, tries again: the object may be on its way.
+                # The kubelet retries too: the object may be created soon.
                 self._set(records, record.with_state(Waiting("CreateContainerConfigError", str(missing))))
                 await asyncio.sleep(_RETRY_MISSING_OBJECT_SECONDS)
             except (ValueError, OSError) as error:

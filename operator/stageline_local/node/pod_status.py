@@ -1,4 +1,4 @@
-"""What the node knows of a container, and the pod status in Kubernetes form that follows from it. Pure."""
+"""The node's records of containers, and the pod status in Kubernetes form derived from them. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Terminated:
-    """The process ended. `exit_code` is 128 + signal when a signal ended it; `message` is its last words."""
+    """The process ended. `exit_code` is 128 + signal after a signal; `message` is its termination message."""
 
     exit_code: int
     signal: int
@@ -46,7 +46,7 @@ class ContainerRecord:
     last_end: Terminated | None = None
 
     def restarting(self, ended: Terminated, message: str) -> "ContainerRecord":
-        """The record of a container that ended and waits to be started again."""
+        """The record of a container that ended and will be restarted."""
         state = Waiting("CrashLoopBackOff", message)
         return ContainerRecord(self.name, self.image, state, restarts=self.restarts + 1, last_end=ended)
 
@@ -57,14 +57,14 @@ class ContainerRecord:
 
 @dataclass(frozen=True)
 class Admission:
-    """Whether the node took the pod; `message` says why not."""
+    """Whether the node accepted the pod; `message` is the reason if not."""
 
     admitted: bool
     message: str = ""
 
 
 def timestamp(moment: datetime) -> str:
-    """RFC 3339 in UTC, with microseconds so that the order of two deaths within a second is kept."""
+    """RFC 3339 in UTC, with microseconds to keep the order of two ends within a second."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -75,7 +75,7 @@ def pod_status(
     pod_ip: str,
     started_at: datetime,
 ) -> dict[str, Any]:
-    """`status` of a pod. Under any restart policy a container that will start again is never in state Terminated."""
+    """`status` of a pod. A container that will be restarted is never in state Terminated."""
     initialized = all(_succeeded(record) for record in init)
     ready = initialized and all(record.ready for record in main)
     return {

@@ -1,7 +1,7 @@
 """Startup, readiness and liveness probes with the kubelet's thresholds.
 
-The startup probe holds the other two back until it has passed once. Readiness decides whether the pod gets traffic
-and never ends a container; a failed startup or liveness probe does.
+The other two probes start after the startup probe has passed once. Readiness decides whether the pod gets traffic and
+never ends a container; a failed startup or liveness probe does.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _DEFAULT_TIMEOUT_SECONDS: Final = 1.0
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Outcome of one attempt; `message` says why it failed."""
+    """Outcome of one attempt; `message` is the reason of a failure."""
 
     passed: bool
     message: str = ""
@@ -26,7 +26,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class ProbeTally:
-    """Consecutive results, and the verdict that the thresholds make of them (None: not decided yet)."""
+    """Consecutive results, and the verdict by the thresholds (None: undecided)."""
 
     success_threshold: int = 1
     failure_threshold: int = 3
@@ -34,7 +34,7 @@ class ProbeTally:
     failures: int = 0
 
     def after(self, passed: bool) -> "ProbeTally":
-        """The tally one result later; a result of the other kind starts the count again."""
+        """The tally after one more result; a different result restarts the count."""
         return ProbeTally(
             self.success_threshold,
             self.failure_threshold,
@@ -75,7 +75,7 @@ async def attempt(probe: Mapping[str, Any], pod_ip: str, ports: Mapping[str, int
 
 
 def port_number(port: int | str, ports: Mapping[str, int]) -> int:
-    """A probe's port, which may be given by the name of a container port."""
+    """A probe's port; it may be the name of a container port."""
     if isinstance(port, int) or port.isdigit():
         return int(port)
     return ports[port]
@@ -84,7 +84,7 @@ def port_number(port: int | str, ports: Mapping[str, int]) -> int:
 async def _http_get(get: Mapping[str, Any], pod_ip: str, ports: Mapping[str, int]) -> ProbeResult:
     url = f"http://{get.get('host', pod_ip)}:{port_number(get['port'], ports)}{get.get('path', '/')}"
     try:
-        # trust_env: a proxy of the user's must never stand between a node and its containers.
+        # trust_env: the user's proxy must not handle requests to containers.
         async with httpx.AsyncClient(trust_env=False, verify=False, timeout=None) as client:
             response = await client.get(url)
     except httpx.HTTPError as error:
@@ -112,7 +112,7 @@ async def run_probe(
     on_verdict: Callable[[bool, str], Awaitable[None]],
     stop_after_first_success: bool = False,
 ) -> None:
-    """Attempt a probe every period for ever, reporting each verdict; a startup probe ends with its first success."""
+    """Run a probe every period forever and report each verdict; a startup probe ends with its first success."""
     tally = ProbeTally(int(probe.get("successThreshold", 1)), int(probe.get("failureThreshold", 3)))
     await asyncio.sleep(float(probe.get("initialDelaySeconds", 0)))
     while True:

@@ -1,7 +1,7 @@
-"""The kubelet's stand-in: runs pod manifests as local processes and reports pod statuses.
+"""The kubelet's replacement: runs pod manifests as local processes and reports pod statuses.
 
-Invariants: a manifest it can't honour is refused before anything starts; every pod has an address of its own; when
-the node ends, by whatever means, its containers end too. It never decides anything about groups.
+Invariants: an unsupported manifest is refused before anything starts; every pod has its own address; when the node
+ends, even by SIGKILL, its containers end too. It makes no decisions about groups.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class _HeldPod:
 
 
 class ProcessNode:
-    """Holds the pods of one machine. Belongs to one event loop, in the main thread."""
+    """The pods of one machine. Belongs to one event loop, in the main thread."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ProcessNode:
         addresses: AddressPool | None = None,
         other_names: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`other_names` gives the addresses of pods on other nodes, by `<hostname>.<subdomain>.<namespace>`."""
+        """`other_names` returns the addresses of pods on other nodes, by `<hostname>.<subdomain>.<namespace>`."""
         self._pods: dict[PodKey, _HeldPod] = {}
         self._on_change = on_change
         self._memory_bytes = memory_bytes
@@ -63,9 +63,9 @@ class ProcessNode:
         self._setting = ContainerSetting(self._pods_dir, state_dir / "logs", objects, images, self._names)
 
     def create_pod(self, pod: Mapping[str, Any]) -> None:
-        """Take a pod; its containers start as soon as the event loop gets to them.
+        """Accept a pod; its containers start as soon as the event loop runs.
 
-        Raises `UnsupportedPodFieldError` naming fields that can't be honoured, `UserError` for a name in use.
+        Raises `UnsupportedPodFieldError` for unsupported fields, `UserError` for a name in use.
         """
         check_pod(pod)
         key = _key(pod)
@@ -77,9 +77,9 @@ class ProcessNode:
         self._admit(runner)
 
     def delete_pod(self, namespace: str, name: str, grace_seconds: float | None = None) -> None:
-        """Begin a graceful deletion; the pod vanishes when its processes have ended. Unknown pods are no error.
+        """Begin a graceful deletion; the pod is removed when its processes have ended. Unknown pods are no error.
 
-        `grace_seconds` None takes the pod's `terminationGracePeriodSeconds`.
+        `grace_seconds` None uses the pod's `terminationGracePeriodSeconds`.
         """
         held = self._pods.get((namespace, name))
         if held is None or held.deletion is not None:
@@ -90,7 +90,7 @@ class ProcessNode:
         held.deletion = asyncio.create_task(self._delete((namespace, name), held, grace_seconds))
 
     def pods(self) -> list[dict[str, Any]]:
-        """All pods with their status, in order of creation; one being deleted carries a `deletionTimestamp`."""
+        """All pods with their status, in order of creation; a pod being deleted has a `deletionTimestamp`."""
         return [self._observed(held) for held in self._pods.values()]
 
     def pid_of(self, namespace: str, name: str, container: str) -> int | None:
@@ -103,7 +103,7 @@ class ProcessNode:
         await asyncio.gather(*(held.deletion for held in self._pods.values() if held.deletion is not None))
 
     def kill_now(self) -> None:
-        """SIGKILL every container at once; for a person who won't wait for `close`."""
+        """SIGKILL every container at once, if the user won't wait for `close`."""
         for held in self._pods.values():
             held.runner.kill_now()
 
@@ -136,7 +136,7 @@ class ProcessNode:
         self._on_change()
 
     def _names(self) -> dict[str, str]:
-        """Addresses by `<hostname>.<subdomain>.<namespace>`, as headless services would answer."""
+        """Addresses by `<hostname>.<subdomain>.<namespace>`, as headless services resolve them."""
         names = dict(self._other_names())
         for (namespace, name), held in self._pods.items():
             spec = held.runner.pod["spec"]
@@ -153,7 +153,7 @@ class ProcessNode:
 
 
 def requested_memory_bytes(pod: Mapping[str, Any]) -> float:
-    """Memory a pod asks for: the sum of its containers, or a larger init container, as the scheduler counts."""
+    """Memory request of a pod as the scheduler computes it: the sum of its containers, or a larger init container."""
 
     def _of(container: Mapping[str, Any]) -> float:
         return parse_quantity(container.get("resources", {}).get("requests", {}).get("memory", 0))

@@ -1,10 +1,10 @@
-"""The machine's memory, and amounts of it for people."""
+"""The machine's memory, and human-readable sizes."""
 
 from pathlib import Path
 
 
 def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """`MemAvailable` of the machine: what new processes can take without swapping."""
+    """`MemAvailable` of the machine: memory for new processes without swapping."""
     for line in meminfo.read_text().splitlines():
         name, _, value = line.partition(":")
         if name == "MemAvailable":
@@ -13,7 +13,7 @@ def available_memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """`1.5 GiB` style text for people."""
+    """A size such as `1.5 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

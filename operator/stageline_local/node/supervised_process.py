@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 _FIRST_WAIT_SECONDS: Final = 0.5
 _LONGEST_WAIT_SECONDS: Final = 10.0
 _STEADY_SECONDS: Final = 30.0
-"""A process that lived this long starts again without a wait growing."""
+"""After running this long a process restarts with the initial back-off."""
 
 
 class SupervisedProcess:
@@ -36,7 +36,7 @@ class SupervisedProcess:
         return self._process.pid if self._process is not None and not self._process.has_ended else None
 
     async def stop(self, grace_seconds: float) -> None:
-        """End the process and do not start it again."""
+        """End the process without a restart."""
         if self._task is None:
             return
         self._task.cancel()
@@ -55,8 +55,8 @@ class SupervisedProcess:
             self._process = await ContainerProcess.start(self._command)
             ended = await self._process.wait()
             self._on_end(ended)
-            # Not a warning: `on_end` is what tells a person.
-            _log.info("%s ended with exit status %s; starting it again", self._name, ended.exit_code)
+            # Not a warning: `on_end` informs the user.
+            _log.info("%s exited with status %s; restarting it", self._name, ended.exit_code)
             if (ended.finished_at - ended.started_at).total_seconds() >= _STEADY_SECONDS:
                 wait_seconds = _FIRST_WAIT_SECONDS
             await asyncio.sleep(wait_seconds)

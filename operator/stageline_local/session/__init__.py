@@ -1,1 +1,1 @@
-"""One `stageline up`: its objects, its reconcile loop, and what others can read about it."""
+"""One `stageline up`: its objects, its reconcile loop, and its files for other processes."""

@@ -1,4 +1,4 @@
-"""Writes the endpoints file, by which the gateway learns which groups may take requests; only when it changes."""
+"""Writes the endpoints file when it changes: it lists the groups of the gateway, and whether each accepts requests."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +12,14 @@ from stageline_api.resource.pipeline_model import PipelineModel
 from stageline_local.replaced_file import replace_file
 from stageline_operator.planner.types import GroupPhase
 
-_LEFT_SOON: Final = frozenset({GroupPhase.REPLACING, GroupPhase.DRAINING})
-"""Its pods finish what they have and take no more."""
+_DRAINING: Final = frozenset({GroupPhase.REPLACING, GroupPhase.DRAINING})
+"""Their pods finish running requests and accept no more."""
 
 
 def group_endpoints(
     model: PipelineModel, status: PipelineModelStatus, pods: Sequence[Mapping[str, Any]], draining: bool
 ) -> Endpoints:
-    """Endpoints of all groups: the engine of a group runs in its stage 0's pod."""
+    """Endpoints of all groups; a group's engine runs in its stage 0's pod."""
     address_of: dict[tuple[str, str], str] = {}
     for pod in pods:
         own = pod["metadata"]["labels"]
@@ -37,7 +37,7 @@ def group_endpoints(
                 url=f"http://{address}:{ports.ENGINE_HTTP}" if address else "",
                 ready=ready,
                 revision=group.revision,
-                draining=bool(address) and (draining or group.phase in _LEFT_SOON),
+                draining=bool(address) and (draining or group.phase in _DRAINING),
                 adapters=tuple(adapter.name for adapter in model.spec.engine.lora_adapters),
                 message="" if ready else _why_not(group, status, draining),
             )
@@ -66,7 +66,7 @@ def _why_not(group: GroupStatus, status: PipelineModelStatus, draining: bool) ->
 
 
 def write_endpoints(path: Path, endpoints: Endpoints) -> bool:
-    """Replace the file atomically when its content differs; returns whether it did."""
+    """Replace the file atomically if its content differs; returns whether it did."""
     text = endpoints.model_dump_json(indent=2) + "\n"
     try:
         if path.read_text(encoding="utf-8") == text:

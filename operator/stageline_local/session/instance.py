@@ -1,6 +1,6 @@
-"""How other processes find a running `stageline up`: a lock held for its life and a record of its process.
+"""Finds a running `stageline up` from other processes: a lock held while it runs, and a record of its process.
 
-The lock decides whether an instance is up; the record says which process it is. The start time in it distinguishes that
+The lock shows whether an instance is up; the record identifies its process. The start time in it distinguishes that
 process from a later one with the same id.
 """
 
@@ -20,7 +20,7 @@ _RECORD: Final = "instance.json"
 
 @dataclass(frozen=True)
 class InstanceRecord:
-    """Who serves a model. `start_ticks` is the process's start time in clock ticks since boot."""
+    """The process that serves a model. `start_ticks` is its start time in clock ticks since boot."""
 
     name: str
     pid: int
@@ -43,18 +43,18 @@ def default_cache_dir() -> Path:
 
 
 def process_start_ticks(pid: int) -> int | None:
-    """Field 22 of `/proc/<pid>/stat`; None when there is no such process or it is a zombie."""
+    """Field 22 of `/proc/<pid>/stat`; None if there is no such process or it is a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command name (field 2) may hold spaces and brackets: count from its closing bracket.
+    # The command name (field 2) may contain spaces and brackets: count from its closing bracket.
     fields = text.rpartition(")")[2].split()
     return None if fields[0] == "Z" else int(fields[19])
 
 
 def read_record(state_dir: Path) -> InstanceRecord | None:
-    """The record of an instance, running or not; None when there is none."""
+    """The record of an instance, running or not; None if there is none."""
     try:
         return InstanceRecord(**json.loads((state_dir / _RECORD).read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
@@ -62,7 +62,7 @@ def read_record(state_dir: Path) -> InstanceRecord | None:
 
 
 def running_instances(state_root: Path) -> list[InstanceRecord]:
-    """Instances whose process still runs; a record that a killed one left behind does not count."""
+    """Instances with a running process; a record of a killed process does not count."""
     if not state_root.is_dir():
         return []
     records = [read_record(each) for each in sorted(state_root.iterdir())]
@@ -70,7 +70,7 @@ def running_instances(state_root: Path) -> list[InstanceRecord]:
 
 
 class Instance:
-    """The claim of this process on a state directory."""
+    """This process's claim on a state directory."""
 
     def __init__(self, state_dir: Path, lock_fd: int, record: InstanceRecord) -> None:
         self.state_dir = state_dir
@@ -79,7 +79,7 @@ class Instance:
 
     @classmethod
     def claim(cls, state_dir: Path, name: str, url: str) -> "Instance":
-        """Take the directory; raises `UserError` naming the process that has it."""
+        """Claim the directory; raises `UserError` with the process that holds it."""
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock_fd = os.open(state_dir / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -96,7 +96,7 @@ class Instance:
         return instance
 
     def mark_ready(self) -> None:
-        """Let those who wait for the instance know that it answers."""
+        """Notify processes that wait for the instance that it is ready."""
         if not self.record.ready:
             self.record = replace(self.record, ready=True)
             self._write()

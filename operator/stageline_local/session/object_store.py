@@ -1,4 +1,4 @@
-"""Objects of one machine, in memory: what an API server would hold, except pods, which the node holds itself."""
+"""The objects of local mode, in memory: an API server's content except pods, which the node holds."""
 
 import copy
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ class ObjectStore:
         self._objects[key] = copy.deepcopy(dict(manifest))
 
     def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete an object; one that is not there is no error."""
+        """Delete an object; a missing one is no error."""
         self._objects.pop((kind, namespace, name), None)
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         return self._objects.get((kind, namespace, name))
 
     def labelled(self, namespace: str, key: str, value: str) -> list[tuple[str, str]]:
-        """(kind, name) of the objects of a namespace whose label `key` is `value`."""
+        """(kind, name) of the objects of a namespace with the label `key`=`value`."""
         return [
             (kind, name)
             for (kind, own_namespace, name), each in self._objects.items()

@@ -1,6 +1,6 @@
-"""The loop: observe the node and the store, plan one step, apply it; sleep until something changes or time is up.
+"""The reconcile loop: observe node and store, plan one step, apply it; sleep until a change or a timeout.
 
-Every reconcile starts from what is observed (level-triggered). Order of applying: status, deletions, objects.
+Every reconcile starts from the observed state (level-triggered). Order of applying: status, deletions, objects.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Reconciler:
         on_event: Callable[[PlannedEvent], None] = lambda _: None,
         on_pass: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """`on_pass` hears how many seconds each pass took."""
+        """`on_pass` gets the duration of each pass in seconds."""
         self._model = model
         self._store = store
         self._node = node
@@ -44,13 +44,13 @@ class Reconciler:
         self._changed = asyncio.Event()
         self.status = PipelineModelStatus()
         self._layers_of_pod: dict[str, str] = {}
-        """What stages say of themselves."""
+        """The layers that stages report."""
 
     def wake(self) -> None:
         self._changed.set()
 
     def learn_layers(self, pod: str, layers: str) -> None:
-        """Whoever asks stages says what they answered: for the status, which nothing else may make anew."""
+        """Record a stage's layers for the status; only this reconciler writes the status."""
         if self._layers_of_pod.get(pod) != layers:
             self._layers_of_pod[pod] = layers
             self.wake()
@@ -98,7 +98,9 @@ class Reconciler:
         return [] if self._store.get(keys[0], self._model.namespace, keys[1]) is None else [keys]
 
     def _apply(self, step: Plan) -> bool:
-        """Carry out a step; returns whether objects were made or deleted, so that it pays to look again at once."""
+        """Execute a step; returns whether objects were created or deleted, so that another pass should follow
+        at once.
+        """
         if step.status != self.status:
             self.status = step.status
             self._on_status(step.status)
@@ -110,7 +112,7 @@ class Reconciler:
                 self._node.delete_pod(namespace, deletion.name, deletion.grace_seconds)
             else:
                 self._store.delete(deletion.kind, namespace, deletion.name)
-        # Everything a pod reads comes before the pod.
+        # Objects that a pod reads come before the pod.
         for manifest in sorted(step.apply, key=lambda each: each["kind"] == "Pod"):
             if manifest["kind"] == "Pod":
                 self._node.create_pod(manifest)

@@ -1,4 +1,4 @@
-"""One PipelineModel served on this machine: store, node, reconciler and gateway, from start to a clean end.
+"""One PipelineModel on this machine: store, node, reconciler and gateway, from start to a clean end.
 
 `run` returns when no process, port or address of the session is left. A display reads `status`, `readings` and the
 node's pods; `on_change` is called when one of them may have changed.
@@ -39,13 +39,14 @@ from stageline_operator.planner.types import PlannedEvent, Setting
 _POLL_SECONDS: Final = 0.5
 _GATEWAY_GRACE_SECONDS: Final = 10.0
 _GATEWAY_DRAIN_SECONDS: Final = 1.0
-"""Answers have had the model's drain time before the gateway is told to stop; what is still open gets an error event,
-which the gateway must send before its grace is over."""
+"""Requests had the model's drain time before the gateway stops. A request that is still open gets an error event, which
+the gateway must send within its grace period.
+"""
 
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """Where a session keeps its files and how it is reached."""
+    """The session's files and addresses."""
 
     state_dir: Path
     host: str
@@ -66,7 +67,7 @@ class SessionOptions:
 
 
 class LocalSession:
-    """Serves one model. Make and use it inside one event loop, in the main thread."""
+    """Serves one model. Create and use it inside one event loop, in the main thread."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class LocalSession:
         on_gateway_end: Callable[[Terminated], None] = lambda _: None,
         on_prometheus_end: Callable[[Terminated], None] = lambda _: None,
     ) -> None:
-        """Raises `UserError` when it is to be monitored and what that needs is not installed."""
+        """Raises `UserError` if it is to be monitored and the requirements are not installed."""
         self.model = model
         self.options = options
         self.readings = Readings()
@@ -115,7 +116,7 @@ class LocalSession:
         return self._gateway.pid
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`, then drain and end everything. Raises `UserError` for a pod the node refuses."""
+        """Serve until `stop`, then drain and end everything. Raises `UserError` for a pod that the node refuses."""
         await self.watcher.start()
         self._publish()
         self._gateway.start()
@@ -125,7 +126,7 @@ class LocalSession:
         try:
             await asyncio.wait({reconciling, stopping, polling}, return_when=asyncio.FIRST_COMPLETED)
             is_asked_to_stop = not reconciling.done() and not polling.done()
-            # From here on an engine that ends was drained, and must not be taken for one that failed.
+            # From here on an engine that ends was drained and must not count as failed.
             await _cancel(reconciling)
             if is_asked_to_stop:
                 await self._drain()
@@ -146,12 +147,12 @@ class LocalSession:
     async def _end(self) -> None:
         self._draining = True
         self._publish()
-        # The watcher hears of it first, or it would keep on record that everything is down.
+        # The watcher stops first; otherwise it would record that everything is down.
         await asyncio.gather(self.watcher.stop(), self._gateway.stop(_GATEWAY_GRACE_SECONDS), self.node.close())
         self.options.endpoints_path.unlink(missing_ok=True)
 
     async def _drain(self) -> None:
-        """No new requests; those that run may finish within the model's drain time."""
+        """Stop admission; running requests may finish within the model's drain time."""
         self._draining = True
         self._publish()
         addresses = [endpoint.removeprefix("http://") for endpoint in self._engine_urls()]
@@ -209,7 +210,7 @@ class LocalSession:
 
 
 def _port_for_metrics(options: SessionOptions) -> int:
-    """The gateway's admin port, which Prometheus must know: the one beside the gateway's, or any that is free."""
+    """The gateway's admin port, which Prometheus must know: the one after the gateway's, or a free one."""
     beside = options.port % 65535 + 1
     if can_bind(options.host, beside):
         return beside
@@ -223,7 +224,7 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
 
 
 async def _drain_engine(address: str, shown: str) -> None:
-    """Ask an engine to drain and wait until it has nothing left or does not answer any more."""
+    """Ask an engine to drain and wait until it is idle or no longer responds."""
     headers = {"authorization": shown}
     async with httpx.AsyncClient(trust_env=False, verify=False, timeout=5.0, headers=headers) as client:
         with contextlib.suppress(httpx.HTTPError):

@@ -1,6 +1,6 @@
-"""Polls stages and engines over HTTP: their `/status`, and the seconds of the stages' state clocks from `/metrics`.
+"""Polls stages and engines over HTTP: their `/status`, and the stages' state clocks from `/metrics`.
 
-A pod that does not answer is left out: whether it is alive is decided by probes, not here.
+A pod that does not answer is omitted: probes decide whether it is alive.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ class ClockSeconds(NamedTuple):
 
     @property
     def bubble(self) -> float | None:
-        """(wait + dummy) / (busy + wait); None when the stages were idle throughout."""
+        """(wait + dummy) / (busy + wait); None if the stages were idle throughout."""
         engaged = self.busy + self.wait
         return (self.wait + self.dummy) / engaged if engaged > 0 else None
 
 
 @dataclass(frozen=True)
 class Readings:
-    """One poll of all pods. Stages by pod name; `clock` sums the stages, `generated_tokens` the engines."""
+    """One poll of all pods. Stages by pod name; `clock` is the sum over stages, `generated_tokens` over engines."""
 
     stages: Mapping[str, StageStatus] = field(default_factory=dict)
     engines: Mapping[str, EngineStatus] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Rates:
 
 
 def rates_between(earlier: Readings, later: Readings) -> Rates | None:
-    """Rates over an interval; None when a stage or an engine came or went, since its counters began anew."""
+    """Rates over an interval; None if the set of stages or engines changed, because their counters restarted."""
     seconds = later.at_seconds - earlier.at_seconds
     if seconds <= 0 or earlier.stages.keys() != later.stages.keys() or earlier.engines.keys() != later.engines.keys():
         return None
@@ -69,13 +69,14 @@ def rates_between(earlier: Readings, later: Readings) -> Rates | None:
 
 
 async def poll(pods: Sequence[Mapping[str, Any]]) -> Readings:
-    """Ask every pod with an address, all at once."""
-    # trust_env: the user's proxy must not see loopback requests; verify: no TLS here, and loading roots is slow.
+    """Poll every pod with an address, all at once."""
+    # trust_env: the user's proxy must not see loopback requests; verify: there is no TLS here, and loading roots is
+    # slow.
     async with httpx.AsyncClient(trust_env=False, verify=False, timeout=_TIMEOUT_SECONDS) as client:
         answers = await asyncio.gather(*(_ask_pod(client, pod) for pod in pods))
     stages = {name: stage for name, stage, _, _ in answers if stage is not None}
     engines = {name: engine for name, _, engine, _ in answers if engine is not None}
-    # Field by field; the zeros in front are the sum when no pod is there.
+    # Field by field; the leading zeros are the sum without pods.
     clocks = (clock for _, _, _, clock in answers)
     total = ClockSeconds(*map(sum, zip(ClockSeconds(), *clocks, strict=True)))
     return Readings(stages, engines, total, asyncio.get_running_loop().time())

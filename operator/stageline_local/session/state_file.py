@@ -1,7 +1,7 @@
-"""The objects of a `stageline up` in one file, in the form in which a cluster's API server would return them.
+"""The objects of a `stageline up` in one file, in the format of a cluster's API server.
 
-Holds the PipelineModel with its status, its pods, recently ended pods, ConfigMaps and Events, and never a Secret. It is
-replaced by atomic rename and outlives the session, so that a failed run can be examined.
+Contains the PipelineModel with its status, its pods, recently ended pods, ConfigMaps and Events, and never a Secret. It
+is replaced by atomic rename and outlives the session, so that a failed run can be examined.
 """
 
 from collections import deque
@@ -29,16 +29,16 @@ class LocalState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     manifest: dict[str, Any]
-    """The PipelineModel, status included."""
+    """The PipelineModel, including its status."""
     pods: tuple[dict[str, Any], ...] = ()
     ended_pods: tuple[dict[str, Any], ...] = ()
-    """As they were last seen, oldest first."""
+    """Their last state, oldest first."""
     config_maps: tuple[dict[str, Any], ...] = ()
     events: tuple[dict[str, Any], ...] = ()
 
 
 def read_state(state_dir: Path) -> LocalState | None:
-    """What the session of a directory wrote last; None when it never wrote anything that can be read."""
+    """The last state of a directory's session; None if there is no readable one."""
     try:
         return LocalState.model_validate_json((state_dir / STATE_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -55,7 +55,7 @@ class StateRecorder:
         self._written = ""
 
     def add_event(self, event: PlannedEvent) -> None:
-        """Keep an Event; it is in the file from the next `write` on."""
+        """Keep an Event; the next `write` includes it."""
         self._events.append(
             {
                 "type": event.type,
@@ -69,7 +69,7 @@ class StateRecorder:
     def write(
         self, status: PipelineModelStatus, pods: Sequence[dict[str, Any]], config_maps: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Replace the file when something has changed."""
+        """Replace the file if something has changed."""
         seen = {pod["metadata"]["name"]: pod for pod in pods}
         self._ended.extend(pod for name, pod in self._last_seen.items() if name not in seen)
         self._last_seen = seen

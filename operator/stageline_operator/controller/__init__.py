@@ -1,6 +1,5 @@
-"""The operator process: watches a cluster, asks the planner for one step, carries it out.
+"""The operator process: watches a cluster, asks the planner for the next step, executes it.
 
-This package is the operator's edge, and the only place that imports kopf and a Kubernetes client. kopf watches and
-never writes: it adds no finalizer, no annotation and no Event. Everything that is written goes through one client.
-Nothing is decided here that the planner could decide.
+Only this package imports kopf and a Kubernetes client. kopf watches and never writes: it adds no finalizer, annotation
+or Event. All writes use one client. Every decision that the planner can make is made there.
 """

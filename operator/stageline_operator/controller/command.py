@@ -1,6 +1,6 @@
-"""`stageline operator`: the container's entry point, and the same outside a cluster.
+"""`stageline operator`: the container's entry point, which also runs outside a cluster.
 
-What watches and writes is imported only when the command runs, so that `stageline --help` stays quick.
+It imports kopf and the client only when the command runs, so that `stageline --help` stays fast.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def _namespaces(_: click.Context, option: click.Parameter, given: tuple[str, ...
 
 
 def _pairs(name: re.Pattern[str], value: re.Pattern[str], form: str) -> Callable[..., dict[str, str]]:
-    """A callback that reads `name=value` pairs of a repeated option."""
+    """A callback that parses the `name=value` pairs of a repeated option."""
 
     def parse(_: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -140,14 +140,14 @@ def operator(
     log_format: str,
     log_level: str,
 ) -> None:
-    """Reconcile the PipelineModels of a cluster until told to stop.
+    """Reconcile the PipelineModels of a cluster until it is stopped.
 
-    Ends with status 0 on SIGTERM and Ctrl-C, after the passes that have begun and with the lease given up.
+    Exits with status 0 on SIGTERM and Ctrl-C, after running passes have finished and the lease is released.
     """
     from stageline_kubernetes.places import own_namespace
 
     configure_logging("operator", LogSettings(log_format, log_level))
-    # It says on each start that it leaves signals to us, as it should, and its end is said by who starts it again.
+    # It warns at each start that it does not handle signals, which is intended; `_run_kopf` logs its end.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.CRITICAL)
     lease = LeaseName(lease_namespace or own_namespace() or "default", lease_name) if leader_elect else None
     settings = OperatorSettings(

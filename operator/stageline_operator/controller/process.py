@@ -1,6 +1,6 @@
-"""The operator as one process: every part made, started in order, and ended in order.
+"""The operator process: creates its parts, and starts and stops them in order.
 
-All replicas watch; only the one that holds the lease acts. It looks at the whole cluster anew before its first pass.
+All replicas watch; only the lease holder acts. A new leader lists the whole cluster before its first pass.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class OperatorProcess:
-    """One replica. `before_write` is a seam for tests: it hears of every write and may raise in its place."""
+    """One replica. `before_write` is for tests: it is called before every write and may raise instead."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class OperatorProcess:
         self.metrics.expose(self.cache, self._readings)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`. Raises `UserError` when the metrics port can't be had."""
+        """Serve until `stop`. Raises `UserError` if the metrics port can't be bound."""
         await self.endpoints.start(self._settings.metrics_host, self._settings.metrics_port)
         _log.info("metrics and health on port %d", self.endpoints.port)
         operating = asyncio.create_task(self._operate())
@@ -130,7 +130,7 @@ class OperatorProcess:
 
     async def _lead(self) -> None:
         """Act, until cancelled."""
-        # What an earlier leader wrote is in it.
+        # The list contains the earlier leader's writes.
         await self._view.list_everything()
         events = EventRecorder(self._api, self._settings.identity)
         poller = PodPoller(self._api, self.cache, self._changed)
@@ -204,7 +204,7 @@ def _planner_setting(settings: OperatorSettings) -> Setting:
 
 
 async def _together(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all; the first failure ends all and is raised as it is."""
+    """Run all; the first failure cancels the others and is raised unchanged."""
     tasks = [asyncio.ensure_future(each) for each in coroutines]
     try:
         await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""What the command line decides about an operator process, parsed once."""
+"""The settings of an operator process, parsed once from the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from stageline_api.resource.life.status import PipelineModelStatus
 from stageline_operator.planner.types import ANY_PROMETHEUS
 
 FIELD_MANAGER: Final = "stageline-operator"
-"""The one field manager of everything applied, and the reporting controller of every Event."""
+"""The only field manager of applied objects, and the reporting controller of every Event."""
 
 
 WRITE_TIMEOUT_SECONDS: Final = 35.0
-"""For writes by the lease's holder. The API server gives a request 34 s, of which an admission webhook may take 30."""
+"""For writes by the lease holder. The API server limits a request to 34 s; an admission webhook may take 30 of them."""
 
 
 @dataclass(frozen=True)
 class LeaseTimes:
-    """Who may act when. A dead leader is replaced at most `duration + retry` after its last renewal.
+    """Timing of the election. A dead leader is replaced at most `duration + retry` after its last renewal.
 
-    A leader stops acting `renew_deadline` after its last renewal began, and a write that is on the wire then is
-    abandoned within `longest_write`: `renew_deadline + longest_write < duration`, so a lease that can be taken has no
-    holder that still acts. While the lease is held a write may take longer.
+    A leader stops acting `renew_deadline` after its last renewal began, and abandons a write in flight within
+    `longest_write`. Since `renew_deadline + longest_write < duration`, an expired lease has no holder that still acts.
+    While the lease is held, a write may take longer.
     """
 
     duration_seconds: float = 10.0
@@ -38,7 +38,7 @@ class LeaseTimes:
 
 @dataclass(frozen=True)
 class LeaseName:
-    """Which Lease replicas compete for."""
+    """The Lease that replicas compete for."""
 
     namespace: str
     name: str = "stageline-operator"
@@ -52,37 +52,37 @@ class OperatorSettings:
     """One operator process."""
 
     default_image: str
-    """Image of stage pods whose template names none."""
+    """Image of stage pods without one in their template."""
     identity: str
     """Name of this process among its replicas; unique."""
     metrics_from: tuple[Mapping[str, Any], ...] = ANY_PROMETHEUS
-    """Who may scrape stages and engines, as peers of a NetworkPolicy."""
+    """Peers that may scrape stages and engines, as in a NetworkPolicy."""
     own_namespace: str | None = None
-    """Where this process' pod is; None outside a cluster."""
+    """Namespace of this process's pod; None outside a cluster."""
     gateway_urls: Mapping[str, str] = field(default_factory=dict)
-    """By namespace: base URL at which a gateway serves its models."""
+    """Base URL at which a gateway serves a namespace's models, by namespace."""
     tracing_env: Mapping[str, str] = field(default_factory=dict)
     """OTEL_* variables of engine containers."""
     gpu_runtime_class: str = ""
-    """Runtime class of stage pods that use GPUs, if their model names none."""
+    """Runtime class of stage pods that use GPUs and name none."""
     vllm_image: str = ""
-    """Image of stages that vLLM runs, where their model names none: vLLM's own."""
+    """vLLM's own image for stages that vLLM runs, if their model names none."""
     vllm_files_image: str = ""
-    """Image of the init container that brings Stageline to it."""
+    """Image of the init container that adds Stageline to it."""
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve; empty serves all."""
     kubeconfig: Path | None = None
     context: str | None = None
     lease: LeaseName | None = None
-    """None: this is the only replica, and it acts without asking."""
+    """None: this is the only replica, and it acts without a lease."""
 
     @property
     def claim(self) -> str:
-        """`status.operator` of the models that this installation acts on; empty for one without a Lease."""
+        """`status.operator` of the models that this installation acts on; empty without a Lease."""
         return "" if self.lease is None else str(self.lease)
 
     def is_anothers(self, status: PipelineModelStatus) -> bool:
-        """Whether the model with this status is another installation's."""
+        """Whether the model with this status belongs to another installation."""
         return self.claim != "" and status.operator not in ("", self.claim)
 
     lease_times: LeaseTimes = field(default_factory=LeaseTimes)
@@ -91,4 +91,4 @@ class OperatorSettings:
     workers: int = 8
     """Models reconciled at the same time."""
     relist_seconds: float = 300.0
-    """How often what was watched is compared with a full list."""
+    """Interval of full lists, which correct what the watches missed."""

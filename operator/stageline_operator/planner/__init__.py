@@ -1,1 +1,1 @@
-"""The planner: from a PipelineModel and what is observed of it to the one next step. Pure: no client, no clock."""
+"""The planner computes the next step of a PipelineModel from its observed state. Pure: no client, no clock."""

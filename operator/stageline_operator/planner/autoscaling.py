@@ -1,12 +1,12 @@
-"""How many groups a model wants, by what the engines of its ready groups say of their load. Pure.
+"""Computes the number of groups of a model from the load that the engines of its ready groups report. Pure.
 
-Groups are added as soon as a request has waited for `queueSeconds` and there are more requests than the groups that
-are there, or on their way, can run: as many as those would fill, and at most as many as there are already. A group that
-lets requests wait can run what it runs now, whether its slots or its KV cache is full.
+Scale-out: a request has waited for `queueSeconds`, and there are more requests than all groups, running and starting,
+can run. The new number is enough to run all requests, and at most twice the current one. The capacity of a group whose
+requests wait is the number that it runs now, because its slots or its KV cache are full.
 
-Groups are taken away once fewer have been enough for `scaleInSeconds` on end, none of which anybody waited: as many
-stay as the busiest moment of that time needed, each filled to `targetLoadPercent`. An engine that does not answer is
-never taken for an idle one: without an answer of every ready group nothing is taken away.
+Scale-in: fewer groups were enough for `scaleInSeconds` without a break, and no request waited. The peak load of that
+window, with each group filled to `targetLoadPercent`, decides how many remain. An engine that does not answer is not
+counted as idle: no group is removed unless every ready group answered.
 """
 
 from collections.abc import Collection
@@ -18,30 +18,30 @@ from stageline_api.resource.life.autoscaling import AutoscalingSpec
 
 @dataclass(frozen=True, slots=True)
 class GroupLoad:
-    """What one engine says of its requests."""
+    """The requests of one engine."""
 
     running: int
     waiting: int
     slots: int
-    """How many can run at once at most, at least 1."""
+    """Maximum number of concurrent requests, at least 1."""
     kv_usage: float = 0.0
     """Share of the KV cache that running requests hold, 0 to 1."""
     longest_wait_seconds: float = 0.0
 
     @property
     def capacity(self) -> int:
-        """How many requests it can run, as far as is known."""
+        """Number of requests that the engine can run, as far as known."""
         return max(1, min(self.running, self.slots)) if self.waiting else self.slots
 
     @property
     def full(self) -> float:
-        """How full it is, of 1: its slots or its KV cache, whichever is fuller."""
+        """The larger of slot usage and KV cache usage, as a fraction of 1."""
         return max(self.running / self.slots, self.kv_usage)
 
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """Since when fewer groups than there are have been enough, and how many were needed at most since."""
+    """How long fewer groups than the current number have been enough, and the peak number needed in that time."""
 
     since_seconds: float
     needed: int
@@ -49,12 +49,12 @@ class Surplus:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many groups there should be. `why` is a sentence where that is another number than before."""
+    """The wanted number of groups. `why` is a sentence if the number changes."""
 
     replicas: int
     why: str = ""
     surplus: Surplus | None = None
-    """To be handed to the next decision."""
+    """Pass it to the next decision."""
 
 
 def decide(
@@ -65,7 +65,7 @@ def decide(
     surplus: Surplus | None,
     now_seconds: float,
 ) -> Scaling:
-    """What `replicas` should be; `loads` are those of the `num_ready` ready groups that answered."""
+    """Compute `replicas`; `loads` belong to those of the `num_ready` ready groups that answered."""
     if replicas < spec.min_replicas:
         return Scaling(spec.min_replicas, f"autoscaling.minReplicas is {spec.min_replicas}")
     if replicas > spec.max_replicas:
@@ -106,4 +106,4 @@ def _fewer(
     if now_seconds - since.since_seconds < spec.scale_in_seconds:
         return Scaling(replicas, surplus=since)
     rule = f"at {spec.target_load_percent} % of what they can run (autoscaling.targetLoadPercent)"
-    return Scaling(since.needed, f"so many have been enough for {spec.scale_in_seconds} s, {rule}")
+    return Scaling(since.needed, f"that was enough for {spec.scale_in_seconds} s, {rule}")

@@ -1,4 +1,4 @@
-"""The inputs of one pass as the parts of the planner share them, and what follows from them for any revision."""
+"""The inputs of one pass, shared by the parts of the planner, and values derived from them for any revision."""
 
 import hashlib
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Context:
 
     @property
     def restart_requested(self) -> bool:
-        """Whether a person asks, by annotation, to try failed groups again at once; a request is obeyed once."""
+        """Whether an annotation asks to retry failed groups now. Each request is obeyed once."""
         return self.restart_request not in ("", self.observed.status.restart_request)
 
     @property
@@ -39,7 +39,7 @@ class Context:
         return self.model.metadata.annotations.get(labels.RESTART, "")
 
     def model_at(self, revision: str) -> PipelineModel | None:
-        """The model as it was at a revision, with today's policies; None when that isn't known any more."""
+        """The model at a revision, with the current policies; None if the revision is unknown."""
         if revision == self.revision:
             return self.model
         spec = self.observed.revision_specs.get(revision)
@@ -50,23 +50,23 @@ class Context:
         try:
             return PipelineModel.read_accepted(manifest | {"spec": {**spec, **policies}})
         except ValidationError:
-            return None  # written by another version of the operator, which allowed what this one refuses
+            return None  # another version of the operator wrote it and accepted a spec that this one refuses
 
     def stage_count(self, group: GroupStatus) -> int:
-        """Stages of a group at its own revision; where that isn't known, as many as its status has rows."""
+        """Number of stages of a group at its own revision; if that is unknown, the number of rows in its status."""
         model = self.model_at(group.revision)
         return len(group.stages) if model is None else model.spec.parallelism.pipeline
 
     def jitter(self, group: GroupStatus) -> float:
-        """A number in [0, 1) that differs between groups and incarnations, and is the same in every pass."""
+        """A number in [0, 1) that differs between groups and incarnations and is the same in every pass."""
         who = f"{self.model.namespace}/{self.model.name}/{self.model.metadata.uid}/{group.index}/{group.incarnation}"
         return int.from_bytes(hashlib.sha256(who.encode()).digest()[:4]) / 2**32
 
 
 def images_to_record(context: Context, revision: str) -> dict[str, Any]:
-    """What the status of a group keeps for an incarnation that begins; of vLLM's only where it runs the stages.
+    """The images that a group's status records for a new incarnation; vLLM's only if vLLM runs the stages.
 
-    An operator with other images, which takes over in the middle, so gives all pods of a group the same.
+    An operator with other images that takes over midway then gives all pods of the group the same images.
     """
     setting, model = context.setting, context.model_at(revision)
     runs_vllm = model is not None and is_vllm(model)
@@ -78,12 +78,12 @@ def images_to_record(context: Context, revision: str) -> dict[str, Any]:
 
 
 def default_image_of(context: Context, status: GroupStatus) -> str:
-    """Today's where nothing is on record, as after a lost status."""
+    """The recorded image; the current default if none is recorded, as after a lost status."""
     return status.image or context.setting.default_image
 
 
 def vllm_images_of(context: Context, status: GroupStatus) -> VllmImages:
-    """None where an image is on record alone: the incarnation was begun by an operator that knew no other."""
+    """The recorded vLLM images; none if an operator without a vLLM image began the incarnation."""
     if not status.image:
         return context.setting.vllm_images
     return VllmImages(stage=status.vllm_image or "", files=status.vllm_files_image or "")

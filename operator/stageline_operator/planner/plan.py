@@ -1,6 +1,6 @@
-"""`plan`: from a PipelineModel and what is observed of it to the one next step. Pure and total.
+"""`plan` computes the next step of a PipelineModel from its observed state. Pure and total.
 
-Nothing is remembered between passes: the status carries what must survive, and every step is derived from it.
+There is no memory between passes: every step is derived from the status and the observed objects.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ _RUNNING = (GroupPhase.CREATING, GroupPhase.STARTING, GroupPhase.READY)
 
 
 def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: str, setting: Setting) -> Plan:
-    """The next step. Secrets that are not there yet are made from `random_token`."""
+    """The next step. Missing Secrets are created from `random_token`."""
     observed, pods = read_pods(observed, now)
     context = Context.of(model, observed, now, setting)
     if model.metadata.deletion_timestamp is not None:
@@ -70,8 +70,8 @@ def plan(model: PipelineModel, observed: Observed, now: datetime, random_token: 
 
 
 def read_pods(observed: Observed, now: datetime) -> tuple[Observed, list[ObservedPod]]:
-    """All pods, and what is observed with what they tell of their nodes, where those can't be seen."""
-    observed = observed if observed.sees_nodes else _with_losses_told_by_pods(observed)
+    """All pods, and the observed state completed by what pods show of their nodes, if nodes can't be read."""
+    observed = observed if observed.sees_nodes else _with_losses_from_pods(observed)
     return observed, [_read(pod, observed, now) for pod in observed.pods]
 
 
@@ -84,22 +84,22 @@ def _read(pod: Mapping[str, Any], observed: Observed, now: datetime) -> Observed
     return replace(seen, lost=lost_at is not None and lost_at <= now)
 
 
-def _with_losses_told_by_pods(observed: Observed) -> Observed:
-    """Where nodes can't be seen: those of the model's own that are silent all at once, as far as pods show it.
+def _with_losses_from_pods(observed: Observed) -> Observed:
+    """If nodes can't be read: those of the model's own nodes that are silent at once, as pods show it.
 
-    A node whose pods the control plane evicts is lost for certain; only the others may be silent for another reason.
+    A node whose pods the control plane evicts is certainly lost; the others may be silent for another reason.
     """
     placed = [(name, pod) for pod in observed.pods if (name := pod.get("spec", {}).get("nodeName"))]
     nodes = {name for name, _ in placed}
     silent = {name for name, pod in placed if is_silent(pod)} - {name for name, pod in placed if is_given_up(pod)}
     if len(silent) <= FEW_NODES or not is_outage(len(silent), len(nodes)):
         return observed
-    why = f"{len(silent)} of {len(nodes)} nodes can't be reached, so the fault is not theirs"
+    why = f"{len(silent)} of {len(nodes)} nodes can't be reached, which looks like an outage"
     return replace(observed, unheard_nodes=frozenset(silent), unheard_why=why)
 
 
 def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedPod]]) -> list[GroupStatus]:
-    """Groups of the status, and groups that only their pods show, since a status was lost."""
+    """Groups of the status, and groups known only from their pods, because a status was lost."""
     recorded = context.observed.status.groups
     known = {group.index: group.model_copy(update={"phase": phase_of(group)}) for group in recorded}
     for index, pods in pods_of.items():
@@ -109,10 +109,10 @@ def _groups_on_record(context: Context, pods_of: Mapping[int, Sequence[ObservedP
 
 
 def _adopt(context: Context, index: int, pods: Sequence[ObservedPod]) -> GroupStatus:
-    """A group that is not on record, as its pods of the highest incarnation show it; `pods` are all of its pods.
+    """Rebuild the status of an unrecorded group from its pods of the highest incarnation; `pods` are all of its pods.
 
-    What its pods show is taken as given, so that a group which runs continues, and a rollout takes it in its turn.
-    Only what is ending anyway, or was made for an earlier life of the model, is replaced.
+    A running group continues, and a rollout takes it later. Only a group that is ending, or that was made for a deleted
+    model of the same name, is replaced.
     """
     incarnation = max(pod.incarnation for pod in pods)
     own = [pod for pod in pods if pod.incarnation == incarnation]
@@ -124,7 +124,7 @@ def _adopt(context: Context, index: int, pods: Sequence[ObservedPod]) -> GroupSt
     model = context.model_at(revision)
     count = max(pod.stage for pod in own) + 1 if model is None else model.spec.parallelism.pipeline
     rows = tuple(StageObserved(index=stage) for stage in range(count))
-    # One of which nothing serves yet may have been cut short while its pods were made: then the rest is made.
+    # A group without a ready pod may have lost its operator while pods were created: create the rest.
     phase = GroupPhase.STARTING if any(pod.ready or pod.unheard for pod in own) else GroupPhase.CREATING
     return found.model_copy(update={"revision": revision, "phase": phase, "stages": rows})
 
@@ -142,7 +142,7 @@ def _group_steps(
             context, group, pods_of.get(group.index, ()), rollout.turn_of(group), first_unplaced.get(group.revision)
         )
         if group.index in recorded
-        else GroupStep(group, requeue_after_seconds=0.0)  # it goes on record before anything is done about it
+        else GroupStep(group, requeue_after_seconds=0.0)  # record the group before anything is done about it
         for group in known
     ]
     above = context.observed.status.retired_incarnation
@@ -170,10 +170,10 @@ def _keep_failures(steps: Sequence[GroupStep], kept: Sequence[FailureRecord]) ->
 
 
 def plan_ending(observed: Observed, now: datetime) -> tuple[Deletion, ...]:
-    """What to do for a model that the garbage collector deletes: end the pods that no kubelet will confirm.
+    """Deletions for a model that the garbage collector deletes: pods whose kubelet will never confirm their end.
 
-    Only those that are being deleted already, so that nobody's decision is anticipated. Without this a model that is
-    deleted in the foreground stays for as long as a dead node does.
+    Only pods that are already being deleted, so that no user's decision is anticipated. Without this, a foreground
+    deletion of the model waits for a dead node.
     """
     pods = (_read(pod, observed, now) for pod in observed.pods)
     return tuple(Deletion("Pod", pod.name, 0.0) for pod in pods if pod.deleting and pod.lost)

@@ -1,7 +1,7 @@
-"""The step for a model whose spec this version refuses: what there is of it is reported as it is, and nothing changed.
+"""The step for a model whose spec this version refuses: report its state and change nothing.
 
-Its pods are neither made nor taken away. Which groups serve follows them, and so does the disruption budget: a number
-that stays behind would keep nodes from draining, or protect nobody.
+Its pods are neither created nor deleted. The serving groups and the PodDisruptionBudget follow the pods: an outdated
+number would block node drains or protect no pod.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,17 +24,17 @@ from stageline_operator.planner.types import GroupPhase, Observed, Plan, Setting
 
 _MAY_SERVE: Final = (GroupPhase.CREATING, GroupPhase.STARTING, GroupPhase.READY)
 _NONE_COMES_BACK: Final = 0
-"""Groups to wait for with an eviction: none that is lost is made again before the spec is corrected."""
+"""Groups that an eviction waits for: no lost group is recreated before the spec is corrected."""
 
 
 def plan_refused(
     manifest: Mapping[str, Any], problems: Sequence[FieldProblem], observed: Observed, now: datetime, setting: Setting
 ) -> Plan:
-    """Report, and keep the budget that is there."""
+    """Report the state, and update an existing PodDisruptionBudget."""
     observed, pods = read_pods(observed, now)
     accepted = _accepted_before(manifest, observed)
     context = None if accepted is None else Context.of(accepted, observed, now, setting)
-    groups = shorten_messages([_as_it_is(context, each, pods, now) for each in observed.status.groups])
+    groups = shorten_messages([_observed_group(context, each, pods, now) for each in observed.status.groups])
     ready = sum(group.phase == GroupPhase.READY for group in groups)
     seen = observed.status.model_copy(update={"groups": groups, "ready_replicas": ready})
     status = refused_status(seen, manifest, problems, now)
@@ -42,8 +42,10 @@ def plan_refused(
     return Plan(status, apply=budget)
 
 
-def _as_it_is(context: Context | None, group: GroupStatus, pods: Sequence[ObservedPod], now: datetime) -> GroupStatus:
-    """The group as its pods show it; whether it failed is judged once the spec is corrected."""
+def _observed_group(
+    context: Context | None, group: GroupStatus, pods: Sequence[ObservedPod], now: datetime
+) -> GroupStatus:
+    """The group's status from its pods; whether it failed is judged after the spec is corrected."""
     own = [pod for pod in pods if (pod.group, pod.incarnation) == (group.index, group.incarnation)]
     serving = {pod.stage for pod in own if pod.ready and not (pod.deleting or pod.lost or pod.ends)}
     serves = 0 < len(group.stages) == len(serving)
@@ -56,10 +58,10 @@ def _as_it_is(context: Context | None, group: GroupStatus, pods: Sequence[Observ
 
 
 def _accepted_before(manifest: Mapping[str, Any], observed: Observed) -> PipelineModel | None:
-    """The model at the last revision that was accepted; None when that isn't known, as before the first."""
+    """The model at the last accepted revision; None if it is unknown, as before the first one."""
     spec = observed.revision_specs.get(observed.status.update_revision)
     bare = {name: value for name, value in manifest.items() if name != "status"}
     try:
         return None if spec is None else PipelineModel.read_accepted(bare | {"spec": spec})
     except ValidationError:
-        return None  # written by another version of the operator, which allowed what this one refuses
+        return None  # another version of the operator wrote it and accepted a spec that this one refuses

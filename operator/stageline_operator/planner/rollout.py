@@ -1,11 +1,10 @@
 """Which groups a pass creates, replaces and removes, for scaling and rolling updates. Pure arithmetic.
 
 A rollout keeps two bounds, in whole groups: at most `replicas + maxSurge` groups exist, and at least `replicas -
-maxUnavailable` serve, unless they failed. While the first bound allows another group, one of the new revision is
-created under the lowest free index. While the second allows it, an outdated group is drained: removed when enough
-others remain, else replaced in place. Groups that don't serve go first, since draining them costs nothing, except
-those that have served and come back. So the set of indices may change in a rollout, and each replica's weights are
-loaded once.
+maxUnavailable` serve, unless they failed. If the first bound allows another group, one of the new revision is created
+at the lowest free index. If the second bound allows it, an outdated group is drained. It is removed if enough others
+remain, else replaced in place. Groups that don't serve are drained first, which costs nothing, except groups that
+served before and are restarting. So a rollout may change the set of indices, and loads each replica's weights once.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +26,7 @@ _COMING_BACK = (
 
 
 class Turn(Enum):
-    """What the rollout wants of a group on record in this pass."""
+    """What the rollout does with a recorded group in this pass."""
 
     STAY = auto()
     REPLACE = auto()
@@ -43,12 +42,12 @@ class Rollout:
     created: tuple[int, ...] = ()
 
     def turn_of(self, group: GroupStatus) -> Turn:
-        """The turn of a group on record; one that is being removed stays so."""
+        """The turn of a recorded group; a group that is being removed stays in removal."""
         return self.turns.get(group.index, Turn.REMOVE)
 
 
 def plan_rollout(context: Context, groups: Sequence[GroupStatus], serving: Collection[int]) -> Rollout:
-    """The turns of all groups on record; `serving` are the indices of those whose every stage is ready."""
+    """The turns of all recorded groups; `serving` are the indices of groups whose stages are all ready."""
     spec = context.model.spec
     target = 0 if spec.suspend else spec.replicas
     active = {group.index: group for group in groups if group.phase != GroupPhase.DRAINING}
@@ -67,7 +66,7 @@ def plan_rollout(context: Context, groups: Sequence[GroupStatus], serving: Colle
         turns[index] = Turn.REMOVE if surplus > 0 else Turn.REPLACE
         surplus -= 1
     missing = max(0, target - sum(turn is not Turn.REMOVE for turn in turns.values()))
-    # Pods that still drain hold their nodes: a surge waits until they are gone.
+    # Draining pods hold their nodes: a surge waits until they are gone.
     waits_for_room = [index for index in rolling if turns[index] is Turn.STAY]
     surge = max(0, min(ceiling - len(groups) - missing, len(waits_for_room)))
     taken = {group.index for group in groups}
@@ -75,7 +74,7 @@ def plan_rollout(context: Context, groups: Sequence[GroupStatus], serving: Colle
 
 
 def _kept(context: Context, outdated: Collection[int], serving: Collection[int]) -> set[int]:
-    """Outdated groups that `partition` leaves alone: those that serve, lowest index first."""
+    """Outdated groups that `partition` keeps: serving ones, lowest index first."""
     ordered = sorted(outdated, key=lambda index: (index not in serving, index))
     return set(ordered[: context.model.spec.rollout.partition])
 
@@ -93,17 +92,17 @@ def _may_leave(
     serving: Collection[int],
     groups: Mapping[int, GroupStatus],
 ) -> list[int]:
-    """Outdated groups that may go now: those that do not serve, and as many others as the bounds allow.
+    """Outdated groups that may be drained now: those that do not serve, and as many others as the bounds allow.
 
-    One that has served and only failed meanwhile is made again as it was, until a group of the new revision serves:
-    else a revision that never becomes ready would take the place of each group that fails.
+    A group that served and then failed restarts at its old revision until a group of the new revision serves. Otherwise
+    a new revision that never becomes ready would replace each group that fails.
     """
     rollout = context.model.spec.rollout
     serving_now = [index for index in staying if index in serving]
     spare = len(serving_now) - max(0, target - rollout.max_unavailable)
     has_new = any(index not in outdated for index in serving_now)
     if not has_new and (target > 1 or rollout.max_surge > 0):
-        spare = min(spare, len(serving_now) - 1)  # the last that serves stays until a new one does
+        spare = min(spare, len(serving_now) - 1)  # keep the last serving group until a new one serves
     unproven = sum(index not in outdated and index not in serving for index in staying)
     has_room = rollout.max_surge == 0 and unproven < rollout.max_unavailable
     idle = sorted((index for index in rolling if index not in serving), reverse=True)

@@ -98,7 +98,7 @@ def test_ranks_of_experts_hold_all_else_and_read_their_part_of_the_experts(tmp_p
     table = stageline_here("plan", file, "--devices", "cpu-core").stdout
     assert "2 ranks a stage" in table
     assert "which share its experts and have sequences of their own" in table
-    assert "Gathering their rows takes 13.8 µs, and scattering what the experts gave for them as long, a guess" in table
+    assert "Gathering their rows takes 13.8 µs, and scattering the experts' results as long, a guess" in table
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""A real group of processes on chosen cores, what it is asked, and how a round is run."""
+"""A real group of processes on chosen cores, its workload, and a round."""

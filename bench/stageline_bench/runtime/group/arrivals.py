@@ -1,7 +1,7 @@
-"""Requests that arrive by a Poisson process at an OpenAI server, and what each of their streams was like.
+"""Requests that arrive at an OpenAI server by a Poisson process, and the times of their streams.
 
-Arrival times and prompts follow from the seed alone, so that every server meets the same ones. A request is sent at its
-time whether or not earlier ones were answered (an open loop): a slow server gets a queue, as it would from people.
+Arrival times and prompts depend only on the seed, so that every server gets the same ones. A request is sent at its
+time even if earlier ones are unanswered (an open loop): a slow server gets a queue, as with real users.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ ANSWER_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalLoad:
-    """`requests` prompts of `input_tokens`, `rate` a second on average, each answered with `output_tokens`."""
+    """`requests` prompts of `input_tokens`, `rate` a second on average, each with `output_tokens` of output."""
 
     rate: float
     requests: int
@@ -54,7 +54,7 @@ async def play(url: str, model: str, load: ArrivalLoad, vocab_size: int) -> list
     """Send every request at its time and read every stream to its end.
 
     Raises:
-        UserError: an answer is an error, or holds no token.
+        UserError: an answer is an error, or has no token.
     """
     started = time.perf_counter()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -65,7 +65,8 @@ async def play(url: str, model: str, load: ArrivalLoad, vocab_size: int) -> list
             return await _stream(http, _body(model, prompt, load.output_tokens))
 
         both = zip(load.arrival_seconds(), load.prompts(vocab_size), strict=True)
-        # Not `gather`: at an error the others must be over before the client closes, or their connections stay open.
+        # Not `gather`: after an error the other streams must end before the client closes, or their connections stay
+        # open.
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(one(moment, prompt)) for moment, prompt in both]
@@ -75,7 +76,7 @@ async def play(url: str, model: str, load: ArrivalLoad, vocab_size: int) -> list
 
 
 def _body(model: str, prompt: list[int], output_tokens: int) -> dict[str, Any]:
-    """Greedy, and as long as asked for whatever the tokens are."""
+    """Greedy, with exactly the requested length."""
     body = {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0}
     return {**body, "ignore_eos": True, "stream": True}
 

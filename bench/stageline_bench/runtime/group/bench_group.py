@@ -1,6 +1,6 @@
-"""A real group for a benchmark: P stages, each a process on its core, and an engine host; no pods, no HTTP edge.
+"""A real group for a benchmark: P stages, each a process on its core, and an engine host; no pods, no HTTP.
 
-A stage of several ranks is a supervisor and as many rank processes, as in its pod.
+A stage of several ranks is a supervisor and its rank processes, as in its pod.
 """
 
 import secrets
@@ -22,7 +22,7 @@ from stageline_runtime.model_facts.model_config import read_model_config
 
 PATIENCE_SECONDS = 5.0
 TRIES = 5
-"""Rounds that may be lost to a busy machine before nothing is measured."""
+"""Rounds that may be lost on a busy machine before the measurement fails."""
 MAX_MODEL_LEN = 640
 INCARNATION = 1
 STAGE_COMMAND = ("-m", "stageline_cli.main", "stage")
@@ -31,11 +31,11 @@ PINNED_RANKS = ("-m", "stageline_bench.runtime.group.pinned_ranks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShape:
-    """What to start and where. `engine_cores` empty: the engine floats over all cores."""
+    """Processes and their cores. `engine_cores` empty: the engine floats over all cores."""
 
     name: str
     stage_cores: tuple[int, ...]
-    """One core per stage, which computes with one thread; of a stage of ranks any of its cores."""
+    """One core per stage, with one thread; for a stage of ranks any of its cores."""
     engine_cores: tuple[int, ...] = ()
     dtype: str = "bfloat16"
     max_model_len: int = MAX_MODEL_LEN
@@ -44,29 +44,29 @@ class GroupShape:
     graphs: str = "auto"
     device: str = "cpu"
     visible_devices: tuple[str, ...] = ()
-    """What each stage sees of the machine's CUDA devices; empty: all of them."""
+    """Visible CUDA devices of each stage; empty: all of them."""
     prefix_cache: bool = False
-    """Off, so that whole prompts are computed: an engine that keeps beginnings would skip some of what is measured."""
+    """Off, so that whole prompts are computed: prefix caching would skip part of the measured work."""
     speculative: SpeculativeConfig | None = None
     engine_options: tuple[str, ...] = ()
-    """Of the engine host."""
+    """Options of the engine host."""
     stage_command: tuple[str, ...] = field(default=STAGE_COMMAND)
-    """Arguments of the interpreter that make a stage."""
+    """Interpreter arguments that start a stage."""
     tensor: int = 1
     expert: int = 1
     rank_cores: tuple[int, ...] = ()
-    """A core for each rank of a stage that has several."""
+    """A core for each rank of a stage with several ranks."""
     is_pinned: bool = True
-    """False: stages and their ranks float over all cores, with as many threads as they take there."""
+    """False: stages and their ranks float over all cores, with their default number of threads."""
 
     def cores_of(self, stage: int) -> tuple[int, ...]:
-        """Where a stage may run; none means anywhere."""
+        """Cores of a stage; empty means any."""
         if not self.is_pinned:
             return ()
         return self.rank_cores or (self.stage_cores[stage],)
 
     def command_of_stage(self) -> tuple[str, ...]:
-        """Arguments of the interpreter that make a stage, whose ranks have a core each where they are pinned."""
+        """Interpreter arguments that start a stage; pinned ranks get a core each."""
         if not self.rank_cores or not self.is_pinned:
             return self.stage_command
         return (*PINNED_RANKS, ",".join(map(str, self.rank_cores)))
@@ -85,13 +85,13 @@ class BenchGroup:
     ) -> None:
         self.shape = shape
         self.addresses = tuple(addresses)
-        """Of the stages, in stage order."""
+        """Addresses of the stages, in stage order."""
         self.engine = engine
         self.stages = stages
         self._model_dir = model_dir
 
     def begin(self, workload: Workload, start_at_seconds: float = 0.0) -> None:
-        """Have a round start, at a moment of the monotonic clock if one is given."""
+        """Start a round, optionally at a time of the monotonic clock."""
         prompts = tuple(map(tuple, workload.prompts(read_model_config(self._model_dir).vocab_size)))
         order = RoundOrder(
             prompts=prompts,
@@ -108,7 +108,7 @@ class BenchGroup:
         return self.finish()
 
     def finish(self) -> RoundReport:
-        """The report of the round that was begun."""
+        """The report of the started round."""
         return RoundReport.model_validate_json(self.engine.answer(self.stages))
 
     def run(self, workload: Workload) -> RoundReport:
@@ -118,10 +118,10 @@ class BenchGroup:
 
 
 def run_together(groups: Sequence[BenchGroup], workload: Workload, delay_seconds: float = 0.2) -> list[RoundReport]:
-    """The same round on several groups at the same moment; again where one was held up until another had ended.
+    """The same round on several groups at the same time; repeated if one was delayed until another had ended.
 
     Raises:
-        UserError: a process ended, or none of some rounds had all groups running at once.
+        UserError: a process ended, or no round had all groups running at once.
     """
     for _ in range(TRIES):
         start = time.perf_counter() + delay_seconds
@@ -135,10 +135,10 @@ def run_together(groups: Sequence[BenchGroup], workload: Workload, delay_seconds
 
 @contextmanager
 def bench_group(shape: GroupShape, model_dir: Path, directory: Path) -> Iterator[BenchGroup]:
-    """Start a group on `model_dir`, wait until it is warm; every process is ended on the way out.
+    """Start a group on `model_dir`, wait until it is warm; every process is ended on exit.
 
     Raises:
-        UserError: a process ended; the message holds its last words.
+        UserError: a process ended; the message contains its last output.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as ends:
@@ -186,7 +186,7 @@ def _visible(shape: GroupShape, stage: int) -> dict[str, str]:
 
 
 def _last_words(directory: Path) -> list[str]:
-    """What the stages said before they ended: an engine that lost one only knows that it is gone."""
+    """The last output of the stages: an engine that lost a stage does not know why."""
     return [
         f"{path.stem}: {path.read_text(encoding='utf-8')}" for path in sorted(directory.glob("stage-*.termination"))
     ]

@@ -1,8 +1,8 @@
 """An engine without HTTP: the real core, scheduler and plan bus, driven by rounds read from standard input.
 
-`python -m stageline_bench.runtime.group.engine_host [--acceptance A] [--free-drafts] STAGE_ADDRESS…`,
-under the pod contract. Writes one JSON line when ready, then reads one `RoundOrder` a line and answers each with a
-`RoundReport`. The end of standard input ends it.
+`python -m stageline_bench.runtime.group.engine_host [--acceptance A] [--free-drafts] STAGE_ADDRESS…`, under the pod
+contract. Writes one JSON line when ready, then reads one `RoundOrder` per line and answers each with a `RoundReport`.
+It exits at the end of standard input.
 """
 
 import argparse
@@ -50,16 +50,16 @@ class RoundOrder(BaseModel):
     prompts: tuple[tuple[int, ...], ...]
     output_tokens: int
     stop_token_ids: tuple[int, ...] = ()
-    """None: every answer has all its tokens."""
+    """Empty: every answer has its full length."""
     temperature: float = 0.0
     """0 is greedy."""
     top_p: float = 1.0
     start_at_seconds: float = 0.0
-    """On the monotonic clock; lets engines start together."""
+    """On the monotonic clock; used to start engines together."""
 
 
 class _Round:
-    """The requests of one round, and the moments between which all of them decode."""
+    """The requests of one round, and the time in which all of them decode."""
 
     def __init__(self, core: EngineCore, order: RoundOrder) -> None:
         self._core = core
@@ -72,7 +72,7 @@ class _Round:
         self._starting = len(order.prompts)
 
     async def run(self) -> None:
-        """Submit everything at once and take every answer to its end."""
+        """Submit all requests at once and read every answer to its end."""
         ended: list[asyncio.Future[None]] = []
         for index, prompt in enumerate(self._order.prompts):
             ended.append(asyncio.get_running_loop().create_future())
@@ -185,7 +185,7 @@ class EngineHost:
         await running
         cpu_after = time.process_time()
         after = await self._scraper.read_all()
-        # Its second reading began before the last stream ended, but may come back later than the one above.
+        # Its second reading began before the last stream ended, but may return later than the one above.
         was_steady = work.all_decoding.is_set() and work.one_ending.is_set()
         if not was_steady:
             steady.cancel()

@@ -1,7 +1,7 @@
 """A child process that answers each JSON line on its standard input with one on its standard output.
 
-Children get a session of their own, so that Ctrl-C reaches only the benchmark, which then ends each child's session
-whole; and they start under `pinned`, so that the kernel ends them when the benchmark is killed.
+Each child has its own session, so that Ctrl-C reaches only the benchmark, which then ends each child's whole session.
+Children run under `pinned`, so that the kernel ends them if the benchmark is killed.
 """
 
 import os
@@ -20,12 +20,12 @@ POLL_SECONDS = 0.5
 
 
 def cores_argument(cores: Sequence[int]) -> str:
-    """What `pinned` takes; no core means any."""
+    """The argument of `pinned`; no core means any."""
     return ",".join(map(str, cores)) or "any"
 
 
 class LineProcess:
-    """One child; what it writes to standard error goes to `log`."""
+    """One child; its standard error goes to `log`."""
 
     def __init__(
         self, name: str, command: Sequence[str], *, cores: Sequence[int], environment: Mapping[str, str], log: Path
@@ -47,7 +47,7 @@ class LineProcess:
         """Send one line.
 
         Raises:
-            UserError: the child has ended; the message holds its last words.
+            UserError: the child has ended; the message contains its last output.
         """
         assert self.process.stdin is not None
         try:
@@ -57,10 +57,10 @@ class LineProcess:
             raise self._ended() from None
 
     def answer(self, beside: Sequence["LineProcess"] = ()) -> str:
-        """The next line that is a JSON object; anything else a library prints there is passed over.
+        """The next line that is a JSON object; other output of libraries is ignored.
 
         Raises:
-            UserError: the child, or one of the processes `beside` it, has ended; the message holds its last words.
+            UserError: the child, or one of the processes `beside` it, has ended; the message contains its last output.
         """
         while True:
             line, found, rest = self._output.partition(b"\n")
@@ -83,7 +83,7 @@ class LineProcess:
         self._output += data
 
     def close_input(self) -> None:
-        """Nothing more will be asked."""
+        """No more orders follow."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.close()
@@ -91,7 +91,7 @@ class LineProcess:
             pass
 
     def end(self, patience_seconds: float = 0.0) -> None:
-        """End the child and everything it has started, after `patience_seconds` to end by itself."""
+        """End the child and its descendants, after `patience_seconds` for a normal exit."""
         try:
             self.process.wait(patience_seconds)
         except subprocess.TimeoutExpired:

@@ -1,8 +1,8 @@
-"""A real stage process whose layers take a fixed time instead of computing: what is left is scheduler and transport.
+"""A real stage process with layers that take a fixed time instead of computing: it measures scheduler and transport.
 
 `python -m stageline_bench.runtime.group.paced_stage SECONDS_PER_STEP SECONDS_PER_TOKEN`, under the pod contract. Only
-the model is replaced: bus, plans, transport, feedback, clock and sampling are the stage's own. The wait sleeps, so that
-stages and engine need no core each; its lateness counts as compute. Not reachable from `stageline`.
+the model is replaced: bus, plans, transport, feedback, clock and sampling are the stage's own. It sleeps, so that
+stages and engine need no core each; a late wake-up counts as compute. Not available in `stageline`.
 """
 
 import logging
@@ -49,7 +49,7 @@ class PacedModel:
         return torch.zeros(len(token_ids), self._config.hidden_size, dtype=self._shape.dtype)
 
     def layers(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:  # noqa: ARG002 - the protocol's
-        """Hidden `[padded_tokens, hidden_size]` as it came, after the step's time."""
+        """Hidden `[padded_tokens, hidden_size]`, unchanged, after the step's time."""
         time.sleep(self._seconds_per_step + self._seconds_per_token * len(hidden))
         return hidden
 
@@ -73,7 +73,7 @@ def paced_model_builder(seconds_per_step: float, seconds_per_token: float) -> Mo
 
 
 def main() -> None:
-    """Be a paced stage until the engine ends it."""
+    """Run a paced stage until the engine ends it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     seconds_per_step, seconds_per_token = map(float, sys.argv[1:])
     try:

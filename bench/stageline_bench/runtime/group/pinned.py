@@ -1,8 +1,8 @@
-"""Run a command on given cores, and let all it starts die with the benchmark: `pinned CORES COMMAND…`.
+"""Runs a command on given cores, and ends all its processes with the benchmark: `pinned CORES COMMAND…`.
 
-CORES is `0,1` or `any`. A small program of its own because affinity must be set before torch counts its threads, and
-because it stays as the leader of the command's session: the kernel tells it when the benchmark is gone, however that
-ended, and it ends the whole session, workers of workers too.
+CORES is `0,1` or `any`. It is a separate small program, because affinity must be set before torch counts its threads.
+It also stays as the leader of the command's session: the kernel signals it when the benchmark ends in any way, and it
+then ends the whole session, including grandchildren.
 """
 
 import ctypes
@@ -23,11 +23,11 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, _end_session)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        return 1  # the benchmark ended before the kernel was told to watch it
+        return 1  # the benchmark ended before the parent-death signal was set
     if cores != "any":
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     process = subprocess.Popen(command)
-    # The pipes are the command's alone, so that their end is its end.
+    # Only the command holds the pipes, so that they close when it ends.
     for inherited in (0, 1):
         os.close(inherited)
     status = process.wait()
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end_session(_number: int, _frame: FrameType | None) -> NoReturn:
-    # Only ever the own session: the benchmark starts this program as a session's leader.
+    # Only the own session: the benchmark starts this program as a session's leader.
     if os.getsid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

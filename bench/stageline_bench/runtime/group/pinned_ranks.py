@@ -1,10 +1,10 @@
-"""A real stage of several ranks, each on a core of its own, under the pod contract.
+"""A real stage of several ranks, each on its own core, under the pod contract.
 
 `python -m stageline_bench.runtime.group.pinned_ranks 0,1`.
 
-The supervisor starts this program again for each rank, which moves to its core before torch counts its threads, and is
-a rank from there on. Nothing else differs from `stageline stage`. Not reachable from it: in a pod, cores are
-the kubelet's to give.
+The supervisor starts this program again for each rank, which moves to its core before torch counts its threads, and
+then runs as a rank. Otherwise it is the same as `stageline stage`, which does not pin: in a pod, the kubelet assigns
+cores.
 """
 
 import os
@@ -18,7 +18,7 @@ from stageline_runtime.termination import RuntimeFailure, write_last_words
 
 
 def main(cores: str) -> int:
-    """Be the stage's supervisor, or the rank that the environment names; the exit code."""
+    """Run the stage's supervisor, or the rank in the environment; returns the exit code."""
     if (rank := os.environ.get(env.STAGE_RANK)) is not None:
         os.sched_setaffinity(0, {int(cores.split(",")[int(rank)])})
         return rank_process.main()

@@ -1,7 +1,7 @@
-"""Drafts of a known acceptance: for paced stages, whose every token is 0, and for drafts that are always wrong.
+"""Drafts with a known acceptance rate: for paced stages, where every token is 0, and for drafts that are always wrong.
 
-A draft is token 0 with the given probability and token 1 otherwise; which, follows from its place alone. With real
-layers and probability 0 every draft is wrong, as greedy decoding never says token 1, which is a special one.
+A draft is token 0 with the given probability and token 1 otherwise, depending only on its position. With real layers
+and probability 0 every draft is wrong, because greedy decoding never generates token 1, a special token.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class ScriptedDrafts(LookupDrafts):
         self._acceptance = speculation.acceptance
 
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:  # noqa: ARG002
-        """As the lookup's, and always something."""
+        """Like the lookup's, but never empty."""
         return tuple(int(Random(known + place).random() >= self._acceptance) for place in range(count))
 
 

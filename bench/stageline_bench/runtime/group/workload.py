@@ -1,4 +1,4 @@
-"""What is asked of an engine: prompts as token ids, drawn from a seed, so that every engine gets the same ones."""
+"""An engine's workload: prompts as token ids, drawn from a seed, so that every engine gets the same ones."""
 
 import random
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ LOWEST_TOKEN_ID = 100
 """Ids below are special tokens in the vocabularies used here."""
 
 INPUT_TOKENS = 32
-"""Of each prompt, where nobody says otherwise."""
+"""Default prompt length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Workload:
     top_p: float = 1.0
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        """Token ids of every prompt; they follow from the seed and the sizes alone."""
+        """Token ids of every prompt; they depend only on the seed and the sizes."""
         draw = random.Random(f"{self.seed}/{self.requests}/{self.input_tokens}")
         lowest = min(LOWEST_TOKEN_ID, vocab_size - 1)
         return [[draw.randrange(lowest, vocab_size) for _ in range(self.input_tokens)] for _ in range(self.requests)]

@@ -1,1 +1,1 @@
-"""Other engines on the same prompts and cores, each in an environment of its own."""
+"""Other engines on the same prompts and cores, each in its own environment."""

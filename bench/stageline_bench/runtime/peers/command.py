@@ -1,6 +1,6 @@
-"""The programs of `stageline bench` that start another engine beside Stageline: vLLM, Hugging Face, llama.cpp.
+"""Programs of `stageline bench` that compare Stageline with another engine: vLLM, Hugging Face, llama.cpp.
 
-Engines are started by turns, each in an environment of its own; each program prints progress and writes one result.
+Engines start alternately, each in its own environment; each program prints progress and writes one result.
 """
 
 import tempfile
@@ -40,7 +40,7 @@ from stageline_bench.runtime.serve import run_serve
 def speculation_peers(
     source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, rounds: int, **rest: Any
 ) -> None:
-    """What lookup wins here, in Hugging Face's generate and in vLLM: one request, one core."""
+    """Speedup by lookup here, in Hugging Face's generate and in vLLM: one request, one core."""
     python = ensure_environment(environment, click.echo)
     with tempfile.TemporaryDirectory() as scratch:
         peers = SpeculationPeers(prepared_model(source, cache_dir), python, directory=Path(scratch), **rest)
@@ -104,7 +104,7 @@ def peers(
 def serve(
     source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, dtype: str, **rest: Any
 ) -> None:
-    """Poisson arrivals over HTTP: time to first token and between tokens, beside vLLM's server."""
+    """Poisson arrivals over HTTP: time to first token and between tokens, compared with vLLM's server."""
     python = ensure_environment(environment, click.echo)
     load = ArrivalLoad(**{name: rest.pop(name) for name in ("rate", "requests", "input_tokens", "output_tokens")})
     model = prepared_model(source, cache_dir)
@@ -120,7 +120,7 @@ def serve(
 def prefix_reuse(
     source: str, cache_dir: Path, results: Path, page: Path | None, environment: Path, dtype: str, **rest: Any
 ) -> None:
-    """Chats and a shared system prompt over HTTP, beside vLLM's server: what both prefix caches spare."""
+    """Chats and a shared system prompt over HTTP, compared with vLLM's server: savings of both prefix caches."""
     python = ensure_environment(environment, click.echo)
     model = prepared_model(source, cache_dir)
     with tempfile.TemporaryDirectory() as scratch:

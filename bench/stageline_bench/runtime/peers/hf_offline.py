@@ -1,7 +1,7 @@
-"""Hugging Face's `generate` under the orders of `vllm_offline`: one prompt at a time, with or without prompt lookup.
+"""Hugging Face's `generate` with the orders of `vllm_offline`: one prompt at a time, with or without prompt lookup.
 
-Reads one JSON order a line (`prompts` of one, `output_tokens`, `stop_token_ids`) and answers each with `{"seconds",
-"output_tokens"}`. The end of standard input ends it.
+Reads one JSON order per line (`prompts` of one, `output_tokens`, `stop_token_ids`) and answers each with `{"seconds",
+"output_tokens"}`. It exits at the end of standard input.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """`make bench-peers`: vLLM and Stageline on the same prompts and cores, engine starts interleaved.
 
-A start brings up one engine, runs every workload `rounds` times after a warm-up, and ends it; vLLM's and Stageline's
-starts alternate, so that what the machine does meanwhile hits both. Ratios are medians of pairs: the n-th start of one
-against the n-th of the other, each by the median of its rounds.
+A start runs one engine with every workload `rounds` times after a warm-up. vLLM's and Stageline's starts alternate, so
+that other load on the machine affects both. Ratios are medians of pairs: the n-th start of one over the n-th of the
+other, each by the median of its rounds.
 """
 
 import json
@@ -37,7 +37,7 @@ Rates = dict[str, list[float]]
 
 
 class PeerBench:
-    """Both engines, ready to be started again and again."""
+    """Both engines, which can be started repeatedly."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class PeerBench:
     def run(
         self, starts: int, stage_counts: Sequence[int], say: Callable[[str], None], earlier: Result | None = None
     ) -> Result:
-        """Measure; which engine goes first turns with every start. What was measured `earlier` today is kept."""
+        """Measure; the first engine alternates between starts. Measurements from `earlier` today are kept."""
         machine = this_machine() if earlier is None else earlier.machine
         measured: list[dict[str, Any]] = [] if earlier is None else list(earlier.rounds)
         first = 1 + max((one["start"] for one in measured), default=-1)
@@ -130,7 +130,7 @@ class PeerBench:
             process.end(patience_seconds=10.0)
 
     def _rates(self, stages: int, rate: Callable[[Workload], float]) -> Rates:
-        """tok/s of every round, by workload; each workload's first round warms up and does not count."""
+        """tok/s of every round, by workload; each workload's first round is a warm-up and does not count."""
         rates: Rates = {}
         for workload in self._workloads:
             if (stages, workload.name) not in TARGETS:
@@ -141,7 +141,7 @@ class PeerBench:
 
 
 def peer_targets(measured: Sequence[dict[str, Any]]) -> list[Target]:
-    """Ratio of Stageline to vLLM for every stage count and workload that has a target."""
+    """Ratio of Stageline to vLLM for every stage count and workload with a target."""
     targets = []
     for (stages, workload), at_least in TARGETS.items():
         ours, theirs = (start_medians(measured, engine, stages, workload) for engine in (STAGELINE, VLLM))

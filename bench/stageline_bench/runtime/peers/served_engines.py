@@ -1,6 +1,6 @@
 """HTTP servers of one model, as their users start them: `stageline up` with either engine, and vLLM's OpenAI server.
 
-Each is started in a session of its own and ended with everything in it. A server is up when it has answered a request.
+Each starts in its own session and is ended with it. A server is up when it has answered a request.
 """
 
 import os
@@ -29,7 +29,7 @@ from stageline_runtime.model_facts.model_config import read_model_config
 
 START_SECONDS: Final = 240.0
 VLLM_START_SECONDS: Final = 1800.0
-"""75 s on a quiet machine; it compiles, which takes many times that on a busy one."""
+"""75 s on an idle machine; it compiles, which takes much longer on a busy one."""
 END_SECONDS: Final = 30.0
 STAGELINE_VLLM: Final = "stageline-vllm"
 """`stageline up` with `engine.name: vllm`."""
@@ -51,10 +51,10 @@ class Servers:
 
     @contextmanager
     def running(self, engine: str) -> Iterator[str]:
-        """URL of a server of any of the three that has answered once; it is ended on the way out.
+        """URL of a server of any of the three that has answered once; it is ended on exit.
 
         Raises:
-            UserError: it ended or did not answer in time; the message holds its last words.
+            UserError: it ended or did not answer in time; the message contains its last output.
         """
         port = _free_port()
         command, environment = self._vllm(port) if engine == VLLM else self._stageline(port, engine)
@@ -76,11 +76,11 @@ class Servers:
             _end(process)
 
     def parameters(self, starts: int) -> dict[str, Any]:
-        """What a result says of how it was measured, whatever was played."""
+        """Measurement conditions in a result, for every load."""
         return {"peer": PEER, "stages": self.stages, "dtype": self.dtype, "starts": starts}
 
     def decode_step_seconds(self, engine: str) -> float:
-        """What a running `stageline up` has computed in a decode, on average, in the stage that is quickest.
+        """Mean compute time of a decode in a running `stageline up`, of its fastest stage.
 
         Raises:
             UserError: a stage doesn't answer.
@@ -123,13 +123,13 @@ class Servers:
         sizes = ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS), "--dtype", self.dtype]
         serve = [str(self._peer_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.model_dir)]
         names = ["--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", str(port)]
-        names.append("--enable-prompt-tokens-details")  # it says what its prefix cache spared, as Stageline does
+        names.append("--enable-prompt-tokens-details")  # it reports its prefix cache hits, as Stageline does
         pipeline = ["--pipeline-parallel-size", str(self.stages), "--distributed-executor-backend", "mp"]
         cores = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, range(self.stages)))}
         return [*serve, *names, *sizes, *(pipeline if self.stages > 1 else [])], cores | self._vllm_environment()
 
     def _vllm_environment(self) -> dict[str, str]:
-        """The same for vLLM by itself and under Stageline."""
+        """The same for vLLM alone and under Stageline."""
         return {"VLLM_CPU_KVCACHE_SPACE": "2"} | vllm_variables(self._peer_python)
 
 
@@ -165,7 +165,7 @@ def _wait_for_answer(url: str, process: "subprocess.Popen[bytes]", log: Path, pa
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """SIGINT to the session as a person would, then SIGKILL."""
+    """SIGINT to the session like Ctrl-C, then SIGKILL."""
     for number, seconds in ((signal.SIGINT, END_SECONDS), (signal.SIGKILL, END_SECONDS)):
         try:
             os.killpg(process.pid, number)

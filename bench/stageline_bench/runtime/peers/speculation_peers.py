@@ -1,8 +1,8 @@
-"""Drafts by lookup beside those of Hugging Face (`prompt_lookup_num_tokens`) and vLLM (`ngram`): the same prompts, one
-request, one core; each engine with and without, one after the other.
+"""Drafts by lookup compared with those of Hugging Face (`prompt_lookup_num_tokens`) and vLLM (`ngram`): the same
+prompts, one request, one core; each engine with and without, one after the other.
 
-A rate is that of an answer from its first token to its last: peers, which tell only when they are done, are asked once
-for a single token and once for the whole answer. An engine is divided by itself alone: what its lookup wins.
+A rate counts from the first token of an answer to its last. Peers report only at the end, so they are asked once for a
+single token and once for the whole answer. Each engine is only compared with itself: the gain of its lookup.
 """
 
 import json
@@ -27,7 +27,7 @@ from stageline_bench.runtime.speculation import DRAFTING, DRAFTS, PLAIN, prompt_
 STAGELINE, HUGGING_FACE, VLLM = "Stageline", "Hugging Face", "vLLM"
 ENGINES = (STAGELINE, HUGGING_FACE, VLLM)
 PEER_DRAFTS: Final = 10
-"""What both peers' documentation recommends to begin with."""
+"""The initial value that both peers' documentation recommends."""
 CONTEXT_TOKENS: Final = 2048
 Rate = Callable[[RoundOrder], float]
 
@@ -43,12 +43,12 @@ class SpeculationPeers:
         self._directory = directory
 
     def run(self, rounds: int, say: Callable[[str], None]) -> Result:
-        """Measure every prompt on every engine `rounds` times, and say what vLLM does with a pipeline."""
+        """Measure every prompt on every engine `rounds` times, and report vLLM's behaviour with a pipeline."""
         machine = this_machine()
         orders = prompt_orders(self._model_dir)
         measured: list[dict[str, Any]] = []
         for engine in ENGINES:
-            # One engine at a time, with its two variants side by side, each waiting while the other works.
+            # One engine at a time, with its two variants side by side; each waits while the other runs.
             with ExitStack() as ends:
                 rates = {name: ends.enter_context(self._running(engine, name)) for name in (PLAIN, DRAFTS)}
                 for name, order in orders.items():
@@ -132,7 +132,7 @@ class SpeculationPeers:
         return LineProcess(name, command, cores=cores, environment=environment, log=directory / "log")
 
     def _vllm_over_two_stages(self) -> str:
-        """Whether vLLM's lookup starts with a pipeline, or the line that it ends with."""
+        """Whether vLLM's lookup starts with a pipeline, or the error line of its end."""
         directory = self._directory / "vllm-two-stages"
         directory.mkdir()
         cores = [self._core, self._core + 1]
@@ -148,7 +148,7 @@ class SpeculationPeers:
 
 
 def ratios(rounds: Sequence[dict[str, Any]], engine: str, case: str) -> tuple[float, float, float] | None:
-    """Tokens per second without and with drafts, and the ratio, as medians; None where it was not measured."""
+    """Tokens per second without and with drafts, and the ratio, as medians; None if it was not measured."""
     found = [one["tokens_per_second"] for one in rounds if (one["engine"], one["case"]) == (engine, case)]
     if not found:
         return None

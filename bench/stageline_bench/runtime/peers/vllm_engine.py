@@ -1,12 +1,12 @@
-"""`bench peers --vllm-engine`: vLLM under Stageline against vLLM by itself, and Stageline's own runtime beside both.
+"""`bench peers --vllm-engine`: vLLM under Stageline compared with vLLM alone and with Stageline's own runtime.
 
-All three are HTTP servers of one model over two stages and get the same requests at `/v1/completions`: bursts, whose
-rate counts from the first request sent to the last token read, and Poisson arrivals, whose first tokens and time
-between tokens count. The servers' starts alternate, so that what the machine does meanwhile hits all; a ratio is the
-median of pairs, the n-th start of one against the n-th of the other.
+All three are HTTP servers of one model over two stages and get the same requests at `/v1/completions`. The rate of a
+burst counts from the first request sent to the last token read. Poisson arrivals give the time to the first token and
+between tokens. The servers' starts alternate, so that other load on the machine affects all. A ratio is the median of
+pairs, the n-th start of one over the n-th of the other.
 
-vLLM by itself is `vllm serve`'s own server with its own scheduler; under Stageline it has even cohorts, the state clock
-and our gateway and engine container before it. So the floors hold for all of it together.
+vLLM alone is `vllm serve`'s own server with its own scheduler. Under Stageline it has even microbatches, the state
+clock, and our gateway and engine container. So the floors apply to all of these together.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ ARRIVALS: Final = ArrivalLoad(rate=4.0, requests=120, input_tokens=64, output_to
 TRIAL_BURSTS: Final = tuple(replace(one, output_tokens=8) for one in BURSTS)
 TRIAL_ARRIVALS: Final = replace(ARRIVALS, requests=8, output_tokens=8)
 FLOORS: Final = {16: 1.08, 64: 1.15}
-"""Of vLLM under Stageline over vLLM by itself, by requests of a burst."""
+"""Of vLLM under Stageline over vLLM alone, by number of requests of a burst."""
 CLOCK_ROWS: Final = 8
-"""Rows of a decode whose state clock is measured: half of the smaller burst."""
+"""Rows of the decode that measures the state clock: half of the smaller burst."""
 STEP: Final = "decode_step_seconds"
 LATENCIES: Final = ("mean_ttft_seconds", "mean_tpot_seconds")
 
@@ -50,7 +50,7 @@ def run_vllm_engine(
     engines: Sequence[str] = ENGINES,
     bursts: Sequence[ArrivalLoad] = BURSTS,
 ) -> Result:
-    """Measure; which server goes first turns with every start."""
+    """Measure; the first server alternates between starts."""
     machine = this_machine()
     measured: list[dict[str, Any]] = []
     for start in range(starts):
@@ -81,14 +81,14 @@ def run_vllm_engine(
 
 
 def _clock_target(measured: Sequence[dict[str, Any]]) -> Target:
-    """What the state clock adds to a decode of vLLM's worker, measured by itself, over what that takes."""
+    """The state clock's time in a decode of vLLM's worker, measured alone, over the decode's time."""
     steps = [one[STEP] for one in measured if STEP in one]
     share = round(clock_step_seconds(CLOCK_ROWS) / median(steps), 4) if steps else None
     return Target(name="state clock, share of a decode of the quickest stage", measured=share, at_most=0.01)
 
 
 def _burst_rates(url: str, burst: ArrivalLoad, vocab_size: int, rounds: int) -> list[float]:
-    """Output tokens a second of each round; the first round warms up and doesn't count."""
+    """Output tokens per second of each round; the first round is a warm-up and doesn't count."""
     rates = []
     for seed in range(rounds + 1):
         began = time.perf_counter()
@@ -104,7 +104,7 @@ def _arrival_figures(url: str, arrivals: ArrivalLoad, vocab_size: int) -> dict[s
 
 
 def vllm_engine_targets(measured: Sequence[dict[str, Any]]) -> list[Target]:
-    """vLLM under Stageline over vLLM by itself: rates of bursts, then latencies of arrivals."""
+    """vLLM under Stageline over vLLM alone: rates of bursts, then latencies of arrivals."""
     targets = []
     for requests, floor in FLOORS.items():
         ours, theirs = (burst_medians(measured, engine, requests) for engine in (STAGELINE_VLLM, VLLM))

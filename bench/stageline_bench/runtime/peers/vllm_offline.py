@@ -1,8 +1,8 @@
-"""vLLM under the same rounds as Stageline's bench: runs in the peers' environment, imports nothing of Stageline.
+"""vLLM in the rounds of Stageline's bench: runs in the peers' environment, imports nothing of Stageline.
 
-Reads one JSON order a line (`prompts`, `output_tokens`, and `stop_token_ids` where answers may end) and answers each
-with `{"seconds", "output_tokens"}`: the wall time of `LLM.generate` on token ids, greedy. The engine is vLLM's own
-default for a CPU apart from what is named here. The end of standard input ends it.
+Reads one JSON order per line (`prompts`, `output_tokens`, and `stop_token_ids` if answers may end) and answers each
+with `{"seconds", "output_tokens"}`: the wall time of `LLM.generate` on token ids, greedy. The engine has vLLM's
+defaults for a CPU except the options here. It exits at the end of standard input.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
 
     options = {}
     if arguments.ngram:
-        # Both bounds are required; these are the ones of vLLM's own examples.
+        # Both bounds are required; these are from vLLM's own examples.
         options["speculative_config"] = {
             "method": "ngram",
             "num_speculative_tokens": arguments.ngram,
@@ -51,7 +51,7 @@ def main() -> None:
         tensor_parallel_size=arguments.tensor,
         skip_tokenizer_init=arguments.no_tokenizer,
         distributed_executor_backend="mp" if arguments.stages * arguments.tensor > 1 else None,
-        # Prompts of one round come again in the next; a cache hit would skip the prefill that is to be measured.
+        # Prompts of one round repeat in the next; a cache hit would skip the measured prefill.
         enable_prefix_caching=False,
         **options,
     )

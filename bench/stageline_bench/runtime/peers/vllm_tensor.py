@@ -1,7 +1,8 @@
-"""vLLM with `--tensor-parallel-size`, a rank a core, beside ranks of a stage on the same model, cores and prompts.
+"""vLLM with `--tensor-parallel-size`, one rank per core, compared with ranks of a stage on the same model, cores and
+prompts.
 
-Starts of the two alternate; a start's figure is the median of its rounds, and its partner the start of the other that
-came next to it. Where vLLM doesn't start, what it says stands in place of its figures.
+Starts of the two alternate; a start's figure is the median of its rounds, and its partner is the adjacent start of the
+other. If vLLM doesn't start, its error replaces its figures.
 """
 
 import json
@@ -29,16 +30,16 @@ Rate = Callable[[Workload], float]
 class TensorPeers:
     model_dir: Path
     shape: GroupShape
-    """Of Stageline's group, whose ranks have the cores that vLLM's have."""
+    """Of Stageline's group; its ranks use the same cores as vLLM's."""
     python: Path
-    """vLLM's."""
+    """vLLM's interpreter."""
     directory: Path
 
     def run(self, workload: Workload, starts: int, rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-        """Pairs of starts, in an order that turns.
+        """Pairs of starts, in alternating order.
 
         Raises:
-            UserError: one of the two doesn't start, or ended; the message has its last words.
+            UserError: one of the two doesn't start, or ended; the message contains its last output.
         """
         measured = []
         for start in range(starts):
@@ -84,7 +85,7 @@ class TensorPeers:
 
 
 def vllm_process(python: Path, model_dir: Path, shape: GroupShape, *, log: Path) -> LineProcess:
-    """vLLM on the cores of the shape's ranks; answers once it is ready."""
+    """vLLM on the cores of the shape's ranks; it answers once it is ready."""
     cores = shape.rank_cores
     command = [str(python), str(VLLM_DRIVER), "--model", str(model_dir), "--no-tokenizer"]
     command += ["--tensor", str(len(cores)), "--cores", "|".join(map(str, cores)), "--dtype", shape.dtype]
@@ -98,7 +99,7 @@ def vllm_process(python: Path, model_dir: Path, shape: GroupShape, *, log: Path)
 
 
 def first_exception(log: Path) -> str:
-    """The first exception that a log names: what follows from it comes later."""
+    """The first exception in a log: later ones are consequences."""
     lines = [line.split("] ")[-1].strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     return first_cause(lines)
 

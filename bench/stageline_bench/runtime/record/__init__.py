@@ -1,1 +1,1 @@
-"""What a round is counted by, kept as, and shown as on a page."""
+"""Figures of a round, result files, and pages."""

@@ -1,4 +1,4 @@
-"""Rates and latencies from the times at which tokens arrived, and medians of pairs. Pure.
+"""Rates and latencies from token arrival times, and medians of pairs. Pure.
 
 All times are seconds of one monotonic clock, which on Linux all processes of a machine share.
 """
@@ -12,7 +12,7 @@ from stageline_bench.runtime.record.stage_clock import StageSeconds
 
 
 class RoundReport(BaseModel):
-    """What one round of one engine left: when each token arrived, and the stages' clocks around it."""
+    """One round of one engine: when each token arrived, and the stages' clocks around it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -25,7 +25,7 @@ class RoundReport(BaseModel):
     stages: tuple[StageSeconds, ...]
     """The whole round, by stage."""
     steady_stages: tuple[StageSeconds, ...] | None
-    """The part in which every request was decoding; None when there was no such part."""
+    """The part in which every request was decoding; None if there was none."""
 
     @property
     def finished_seconds(self) -> float:
@@ -50,7 +50,7 @@ class RoundReport(BaseModel):
 
 
 def ran_together(reports: Sequence[RoundReport]) -> bool:
-    """Whether there was a time at which all of them ran."""
+    """Whether all of them ran at the same time at least once."""
     begin, end = _common_window(reports)
     return begin < end
 
@@ -61,7 +61,7 @@ def _common_window(reports: Sequence[RoundReport]) -> tuple[float, float]:
 
 
 def common_window_tokens_per_second(reports: Sequence[RoundReport]) -> float:
-    """Tokens per second of engines that ran at the same time, counted only while all of them ran.
+    """Tokens per second of concurrent engines, counted only while all of them ran.
 
     Raises:
         ValueError: they did not overlap.
@@ -74,5 +74,5 @@ def common_window_tokens_per_second(reports: Sequence[RoundReport]) -> float:
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median of the ratios taken pair by pair, each pair measured next to each other in time."""
+    """Median of the ratios of pairs that were measured right after each other."""
     return median(top / bottom for top, bottom in zip(numerators, denominators, strict=True))

@@ -1,6 +1,6 @@
-"""Processor time that a machine spends on others than a benchmark and what it has started (Linux).
+"""CPU time of other processes than a benchmark and its children (Linux).
 
-A round that is slower than all the rest because somebody else computed meanwhile says so by this.
+It explains a round that was slow because another process used the CPU.
 """
 
 import os
@@ -12,21 +12,21 @@ PROC: Final = Path("/proc")
 _IDLE_FIELDS: Final = (3, 4)
 """Of the first line of `/proc/stat`: idle, and waiting for a disk (proc(5))."""
 _COUNTED_FIELDS: Final = 8
-"""Up to stolen time; what guests take is in user time already."""
+"""Up to stolen time; guest time is already in user time."""
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class OthersClock:
-    """Seconds of processors that others took since this was made; of a machine with two, up to two a second."""
+    """CPU seconds of other processes since this was created; with two CPUs, up to two per second."""
 
     def __init__(self, proc: Path = PROC, own: int | None = None) -> None:
-        """`own`: the process that, with all that runs below it, is nobody else; None: this one."""
+        """`own`: the process that, with all its descendants, is the benchmark; None: this one."""
         self._proc = proc
         self._own = os.getpid() if own is None else own
         self._before = self._others()
 
     def seconds(self) -> float:
-        """What has ended below `own` meanwhile counts as others'."""
+        """Ended descendants of `own` count as other processes."""
         return max(0.0, self._others() - self._before)
 
     def _others(self) -> float:
@@ -39,7 +39,7 @@ class OthersClock:
         return sum(ticks for index, ticks in enumerate(fields[:_COUNTED_FIELDS]) if index not in _IDLE_FIELDS)
 
     def _ticks_of(self, process: int) -> int:
-        """User and system time of all its threads; its name may hold spaces and brackets."""
+        """User and system time of all its threads; its name may contain spaces and brackets."""
         try:
             after_name = (self._proc / str(process) / "stat").read_text(errors="replace").rpartition(")")[2].split()
         except OSError:

@@ -1,4 +1,4 @@
-"""Turns results into the tables of docs/dev/benchmarks.md."""
+"""Renders results as the tables of docs/dev/benchmarks.md."""
 
 from pathlib import Path
 from statistics import median
@@ -19,12 +19,12 @@ _VARIANTS = (PLAIN, DRAFTS, WRONG)
 
 
 def update_page(page: Path, result: Result) -> None:
-    """Replace the section of the result's program. As `replace_section`."""
+    """Replace the section of the result's program. Raises like `replace_section`."""
     replace_section(page, result.program, render(result))
 
 
 def render(result: Result) -> str:
-    """The section of one result: where and when, figures, targets."""
+    """The section of one result: machine and date, figures, targets."""
     machine = result.machine
     header = (
         f"{result.date}, {machine.cpu}, {machine.cores} cores, torch {machine.torch}, Python {machine.python}; "
@@ -190,7 +190,7 @@ def _vllm_engine_table(result: Result) -> str:
 
 
 def _window_cells(engines: list[dict[str, Any]] | None, window: str = "whole") -> list[str]:
-    """Medians of the rounds that have such a window; a round that was over too soon has no steady one."""
+    """Medians of the rounds with such a window; a very short round has no steady one."""
     if engines is None:
         return ["-"] * 4
     figures = [one[window] for one in engines if one[window]]

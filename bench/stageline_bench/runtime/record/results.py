@@ -1,4 +1,4 @@
-"""What a benchmark leaves: a small JSON file with every round's figures, and whether each target was met."""
+"""A benchmark's result: a small JSON file with every round's figures, and whether each target was met."""
 
 import datetime
 import importlib.metadata
@@ -17,19 +17,19 @@ from stageline_bench.runtime.record.stage_clock import StageSeconds, pipeline_fi
 
 
 class Target(BaseModel):
-    """A figure the project holds itself to."""
+    """A target figure of the project."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     measured: float | None
-    """None when this run could not measure it."""
+    """None if this run could not measure it."""
     at_least: float | None = None
     at_most: float | None = None
 
     @property
     def met(self) -> bool | None:
-        """Whether it is met; None when it wasn't measured."""
+        """Whether it is met; None if it wasn't measured."""
         if self.measured is None:
             return None
         low = self.at_least is None or self.measured >= self.at_least
@@ -37,7 +37,7 @@ class Target(BaseModel):
 
 
 class Machine(BaseModel):
-    """Where it was measured, and how quiet it was there."""
+    """The machine, and its load."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -46,7 +46,7 @@ class Machine(BaseModel):
     torch: str
     python: str
     load_average: float
-    """Of the minute before the first round: far above 0 means that others used the machine."""
+    """Of the minute before the first round: far above 0 means that other processes used the machine."""
 
 
 class Result(BaseModel):
@@ -59,12 +59,12 @@ class Result(BaseModel):
     machine: Machine
     parameters: dict[str, Any]
     rounds: list[dict[str, Any]]
-    """Figures of every round, in the order they were measured."""
+    """Figures of every round, in the order of measurement."""
     targets: list[Target]
 
 
 def this_machine() -> Machine:
-    """The machine as it is now."""
+    """The current machine."""
     return Machine(
         cpu=cpu_name(),
         cores=len(os.sched_getaffinity(0)),
@@ -88,7 +88,7 @@ def write_result(result: Result, directory: Path) -> Path:
 
 
 def _render(result: Result) -> str:
-    """JSON with one line for a round, so that a run can be read and compared."""
+    """JSON with one line for each round, so that runs are easy to read and compare."""
     content = result.model_dump(mode="json")
     rounds = ",\n".join("  " + json.dumps(each) for each in content["rounds"])
     frame = json.dumps(content | {"rounds": []}, indent=1)
@@ -96,13 +96,13 @@ def _render(result: Result) -> str:
 
 
 def result_of_today(program: str, directory: Path) -> Result | None:
-    """What `write_result` left earlier today, if anything."""
+    """The result that `write_result` wrote earlier today, if any."""
     path = directory / f"{today()}-{program}.json"
     return Result.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
 def round_figures(report: RoundReport) -> dict[str, Any]:
-    """One engine's round in numbers, rounded to what the clock can tell."""
+    """The figures of one engine's round, rounded to the clock's precision."""
     figures: dict[str, Any] = {
         "tokens_per_second": round(report.tokens_per_second, 2),
         "mean_ttft_seconds": round(report.mean_ttft_seconds, 4),
@@ -111,7 +111,7 @@ def round_figures(report: RoundReport) -> dict[str, Any]:
         "whole": window_figures(report.stages),
         "steady": None,
     }
-    # A stage counts a step when the engine has heard of it already: a window of few steps may hold none of them.
+    # A stage counts a step after the engine knows of it: a window of few steps may contain none of them.
     if report.steady_stages and all(stage.steps for stage in report.steady_stages):
         figures["steady"] = window_figures(report.steady_stages)
     return figures
@@ -140,7 +140,7 @@ def window_figures(windows: tuple[StageSeconds, ...]) -> dict[str, Any]:
 
 
 def median_of(rounds: list[dict[str, Any]], *path: str) -> float | None:
-    """Median over the rounds of the figure at `path`; None when no round has it."""
+    """Median over the rounds of the figure at `path`; None if no round has it."""
     values = [value for one in rounds if (value := _at(one, path)) is not None]
     return median(values) if values else None
 

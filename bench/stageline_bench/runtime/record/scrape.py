@@ -1,4 +1,4 @@
-"""Reads the state clocks of all stages of a group over their metrics endpoints, at about the same moment."""
+"""Reads the state clocks of all stages of a group from their metrics endpoints, at about the same time."""
 
 import asyncio
 import urllib.request
@@ -11,13 +11,13 @@ TIMEOUT_SECONDS = 10.0
 
 
 class StageScraper:
-    """Knows where the stages are."""
+    """Holds the stages' addresses."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = tuple(addresses)
 
     async def read_all(self) -> tuple[StageSeconds, ...]:
-        """One reading per stage, in stage order; each stage's states add up to its own wall."""
+        """One reading per stage, in stage order; each stage's states add up to its own wall time."""
         pages = await asyncio.gather(*(asyncio.to_thread(_page, address) for address in self._addresses))
         return tuple(map(parse_stage_seconds, pages))
 

@@ -1,6 +1,7 @@
-"""A stage's state clock as read from outside, and what two readings say about the time between them. Pure.
+"""A stage's state clock from its metrics, and the figures between two readings. Pure.
 
-Idle seconds (no request unfinished anywhere) are left out of every figure but wall: a window is what lies between.
+Idle seconds (no unfinished request anywhere) are excluded from every figure except wall: a window is the time between
+two readings.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ class StageSeconds(StateSeconds):
     steps: float
 
     def since(self, before: "StageSeconds") -> "StageSeconds":
-        """What was added after `before`."""
+        """The difference since `before`."""
         return StageSeconds(
             busy={kind: seconds - before.busy.get(kind, 0.0) for kind, seconds in self.busy.items()},
             wait={reason: seconds - before.wait.get(reason, 0.0) for reason, seconds in self.wait.items()},
@@ -49,7 +50,7 @@ def parse_stage_seconds(exposition: str) -> StageSeconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineFigures:
-    """How well a pipeline was kept busy in a window."""
+    """How busy a pipeline was in a window."""
 
     bubble_ratio: float
     """(wait + dummy) / (busy + wait), over all stages."""
@@ -58,13 +59,13 @@ class PipelineFigures:
     imbalance: float
     """Busy seconds of the busiest stage / the mean over the stages."""
     host_seconds_per_step: float
-    """The largest over the stages of: seconds in which inputs were there and compute had not started, per step."""
+    """Per step, the seconds in which inputs were available and compute had not started; the largest over the stages."""
     clock_error: float
-    """The largest |busy + wait + idle - wall| / wall over the stages; states tile time when it is 0."""
+    """The largest |busy + wait + idle - wall| / wall over the stages; 0 if states cover the time exactly."""
 
 
 def pipeline_figures(windows: Sequence[StageSeconds]) -> PipelineFigures:
-    """Figures of one window, measured on every stage. Each stage's window must hold some work."""
+    """Figures of one window, measured on every stage. Each stage's window must contain some work."""
     ratios = bubble_ratio(windows), bottleneck_share(windows), imbalance(windows)
     bubble, share, balance = (ratio for ratio in ratios if ratio is not None)
     return PipelineFigures(

@@ -1,1 +1,1 @@
-"""How a model's groups live: restarts, rollouts, timeouts, their number, and the status that tells of it."""
+"""The life cycle of a model's groups: restarts, rollouts, timeouts, replicas, and the status."""

@@ -1,4 +1,4 @@
-"""`spec.autoscaling`: between which numbers of groups the operator chooses, and by what."""
+"""`spec.autoscaling`: bounds and thresholds for the number of groups."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ _ORDER_RULE: Final = "must be at least minReplicas"
 
 
 class AutoscalingSpec(SpecBase):
-    """Groups are added when requests wait, and taken away when fewer would do."""
+    """Adds groups if requests wait, and removes groups if fewer are enough."""
 
     min_replicas: int = Field(
         default=1,

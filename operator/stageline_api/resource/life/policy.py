@@ -1,4 +1,4 @@
-"""`spec.restart` and `spec.timeouts`: how often a group is tried again, and how long each phase may take."""
+"""`spec.restart` and `spec.timeouts`: how often a group is restarted, and how long each phase may take."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from stageline_api.resource.base import SpecBase, cel, cel_extra
 from stageline_api.runtime_config import Timeouts
 
 LONGEST_BACKOFF_SECONDS: Final = 60
-"""Back-off doubles with each restart up to this."""
+"""Maximum back-off; it doubles with each restart."""
 
 
 def _default(field: str) -> int:
@@ -122,7 +122,7 @@ _STUCK_RULE: Final = "must be at least 1 when rollout.maxSurge is 0, or no group
 
 
 class RolloutSpec(SpecBase):
-    """How a change of the template reaches the groups. All numbers are whole groups."""
+    """How a change of the template reaches the groups. All numbers count whole groups."""
 
     max_surge: int = Field(
         default=1,

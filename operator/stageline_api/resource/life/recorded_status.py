@@ -1,8 +1,8 @@
-"""A status as it was recorded, read by a version that may not know all of it.
+"""Reads a recorded status that this version may not know completely.
 
-Another version of the operator may have written it, with failure classes or forms that this one lacks. What can't be
-read is left out alone: a field falls back to its default, and an entry of a list goes when it is nothing without the
-field. All else is kept, since a group that is not on record is replaced.
+Another version of the operator may have written it, with failure classes or formats that this version lacks. Only
+unreadable parts are dropped: a field falls back to its default, and a list entry that needs the field is removed.
+Everything else is kept, because a group without a record is replaced.
 """
 
 import copy
@@ -16,7 +16,7 @@ _Path = tuple[int | str, ...]
 
 
 def read_status(recorded: Any) -> PipelineModelStatus:
-    """All of a recorded status that can be read; never fails."""
+    """The readable part of a recorded status; never fails."""
     if not isinstance(recorded, dict):
         return PipelineModelStatus()
     kept = copy.deepcopy(recorded)
@@ -24,14 +24,14 @@ def read_status(recorded: Any) -> PipelineModelStatus:
         try:
             return PipelineModelStatus.model_validate(kept)
         except ValidationError as error:
-            # Each round takes something out, so that there is a last one.
+            # Each round removes something, so the loop ends.
             _leave_out(kept, _unreadable(error))
 
 
 def _unreadable(error: ValidationError) -> list[_Path]:
-    """Where the parts are that can't be read; later entries of a list before earlier ones, and none within another."""
+    """Paths of unreadable parts; later entries of a list before earlier ones, and no path within another."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of an entry without a field that it needs, the entry can't be read.
+    # An entry that lacks a required field is unreadable as a whole.
     found = {each["loc"][:-1] if each["type"] == "missing" else each["loc"] for each in problems}
     outermost = [path for path in found if not any(path[:length] in found for length in range(len(path)))]
     return sorted(outermost, reverse=True)

@@ -1,7 +1,7 @@
-"""`status` of a PipelineModel: what the operator has seen, and the bookkeeping that survives its restart.
+"""`status` of a PipelineModel: the operator's observations, and bookkeeping that survives its restart.
 
-Write it with `StatusBase.to_manifest()`. The operator keeps no memory of its own, so a group's incarnation, restart
-times and back-off are written here before its pods are made.
+Write it with `StatusBase.to_manifest()`. The operator has no other memory, so a group's incarnation, restart times and
+back-off are written here before its pods are created.
 """
 
 from datetime import UTC, datetime
@@ -18,16 +18,18 @@ def _timestamp_text(moment: datetime) -> str:
 
 
 Timestamp = Annotated[AwareDatetime, PlainSerializer(_timestamp_text, when_used="json")]
-"""A moment in UTC, written in RFC 3339 with microseconds."""
+"""A UTC time in RFC 3339 with microseconds."""
 
 
 class StatusBase(BaseModel):
-    """Base of what Stageline writes. Unknown fields are kept out, so that a newer operator's status can be read."""
+    """Base of the types that Stageline writes. Unknown fields are ignored, so that a newer operator's status can be
+    read.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
 
     def to_manifest(self) -> dict[str, Any]:
-        """The status as JSON values under Kubernetes' names, without what is not set."""
+        """The status as JSON values under Kubernetes' names, without unset fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 

@@ -1,1 +1,1 @@
-"""Which nodes a group is on and how its pods talk: `spec.placement`, `spec.network`."""
+"""The nodes of a group and the network between its pods: `spec.placement`, `spec.network`."""

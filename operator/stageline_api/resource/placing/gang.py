@@ -1,7 +1,6 @@
-"""`spec.placement.gang`: a scheduler that places a group's pods all at once, and what of a template it decides.
+"""`spec.placement.gang`: a scheduler that places all pods of a group at once, and the template fields that it sets.
 
-The field and what a person could write by hand for the same scheduler exclude each other, so that a pod never carries
-two names of a group.
+The field excludes what a user could set manually for the same scheduler, so that a pod never has two gangs.
 """
 
 from typing import Annotated, Any, Final, Literal
@@ -28,14 +27,15 @@ OWNED_KEYS: Final = (
     KAI_GROUP_ANNOTATION,
     KAI_NO_GROUPER_ANNOTATION,
 )
-"""Labels and annotations by which pods join a group; with the field, the operator alone sets them."""
+"""Labels and annotations by which pods join a gang; with the field, only the operator sets them."""
 SCHEDULER_NAMES: Final = {"volcano": "volcano", "kai": "kai-scheduler"}
-"""`schedulerName` of the pods. Kueue only holds pods back, and Kubernetes' own gangs are kube-scheduler's, by whatever
-name it runs: both leave it to the template."""
+"""`schedulerName` of the pods. Kueue only gates pods, and Kubernetes' own gangs use kube-scheduler under any name: for
+both the template decides.
+"""
 POD_REFERENCES: Final = ("schedulingGroup", "workloadRef")
-"""Fields of a pod by which it joins a group of Kubernetes' own."""
+"""Pod fields that join a gang of Kubernetes itself."""
 
-_QUEUE_RULE: Final = "is required with scheduler kueue or kai, which choose no queue by themselves"
+_QUEUE_RULE: Final = "is required with scheduler kueue or kai, which have no default queue"
 _NO_QUEUE_RULE: Final = "is not for scheduler kubernetes, which has no queues: leave it out"
 _SCHEDULER_RULE: Final = "is decided by placement.gang.scheduler: leave it out"
 _OWNED_RULE: Final = "has a label or annotation that placement.gang sets: leave it out, or placement.gang"
@@ -49,7 +49,7 @@ def _queue(name: str) -> str:
 
 
 class GangSpec(SpecBase):
-    """Who places a group's pods all at once."""
+    """Gang scheduler of a group's pods."""
 
     scheduler: Literal["volcano", "kai", "kueue", "kubernetes"] = Field(
         description=(
@@ -100,11 +100,11 @@ GANG_RULES: Final = (
     cel(_names_none("labels"), _OWNED_RULE, ".template.labels"),
     cel(_names_none("annotations"), _OWNED_RULE, ".template.annotations"),
 )
-"""What the API server checks of a spec with the field."""
+"""Rules that the API server checks on a spec with the field."""
 
 
 def gang_problems(gang: GangSpec | None, template: TemplateSpec) -> list[FieldProblem]:
-    """What a template says that the field decides."""
+    """Template fields that conflict with the gang."""
     if gang is None:
         return []
     problems = []

@@ -1,4 +1,4 @@
-"""`spec.placement` and `spec.network`: which nodes the stages of a group share, and how they talk."""
+"""`spec.placement` and `spec.network`: nodes that the stages of a group share, and the network between them."""
 
 from typing import Annotated, Final, Literal
 

@@ -1,6 +1,6 @@
-"""`spec.network.tls`: mutual TLS between a model's pods, and what it excludes.
+"""`spec.network.tls`: mutual TLS between a model's pods, and the fields that it excludes.
 
-What has no TLS is refused beside the field, so that a spec with it never means a group that sends in clear.
+Features without TLS are refused together with the field, so that a model with it never sends unencrypted data.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -15,10 +15,10 @@ from stageline_api.resource.serving.engine import EngineSpec, ParallelismSpec
 if TYPE_CHECKING:
     from stageline_api.resource.placing.placement import NetworkSpec
 
-_ENGINE_RULE: Final = "is for engine.name stageline only: what nodes of vLLM say to each other has no TLS"
+_ENGINE_RULE: Final = "is for engine.name stageline only: the traffic between vLLM nodes has no TLS"
 _RANKS_RULE: Final = "is for stages of one rank only: parallelism.tensor and parallelism.expert must be 1"
-_ADDRESS_RULE: Final = "is not taken with network.tls, whose connections go by the pods' own addresses: leave it out"
-_RDMA_RULE: Final = "is not taken with network.tls: RDMA has no TLS, so it would stay unused"
+_ADDRESS_RULE: Final = "can't be used with network.tls, whose connections use the pods' own addresses: leave it out"
+_RDMA_RULE: Final = "can't be used with network.tls: RDMA has no TLS, so it would stay unused"
 
 
 class TlsSpec(SpecBase):
@@ -42,11 +42,11 @@ TLS_RULES: Final = (
     cel("!has(self.network.tls) || !has(self.network.interface)", _ADDRESS_RULE, ".network.interface"),
     cel("!has(self.network.tls) || !has(self.network.rdmaResource)", _RDMA_RULE, ".network.rdmaResource"),
 )
-"""What the API server checks of a spec with the field."""
+"""Rules that the API server checks on a spec with the field."""
 
 
 def tls_problems(network: "NetworkSpec", engine: EngineSpec, parallelism: ParallelismSpec) -> list[FieldProblem]:
-    """What a spec with the field asks for and can't have."""
+    """Problems of a spec with TLS: fields that it excludes."""
     if network.tls is None:
         return []
     problems = []

@@ -1,1 +1,1 @@
-"""What the stages' pods are made of: `spec.template`, `spec.stages[]`, and what of a pod is not a person's."""
+"""The pods of the stages: `spec.template`, `spec.stages[]`, and the pod fields that users can't set."""

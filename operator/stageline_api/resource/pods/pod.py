@@ -1,4 +1,4 @@
-"""The parts of a stage pod that a person may set, and `spec.stages[]`: what differs for one stage."""
+"""The parts of a stage pod that a user may set, and `spec.stages[]`: what differs for one stage."""
 
 from typing import Annotated, Final, Literal
 
@@ -24,7 +24,7 @@ RESERVED_ENV: Final = frozenset(
         contract.HF_TOKEN,
     }
 )
-"""Variables of the pod contract; everything that starts with STAGELINE_ is reserved too."""
+"""Variables of the pod contract; all names that start with STAGELINE_ are reserved too."""
 
 RESERVED_RULE: Final = "is set by Stageline itself"
 _RESERVED_LIST: Final = ", ".join(f"'{name}'" for name in sorted(RESERVED_ENV))
@@ -49,7 +49,7 @@ def _env_name(name: str) -> str:
 
 
 def unique_env(variables: "tuple[EnvVar, ...]") -> "tuple[EnvVar, ...]":
-    """Return the variables, or raise ValueError naming those given twice."""
+    """Return the variables, or raise ValueError with the duplicate names."""
     names = [variable.name for variable in variables]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -76,7 +76,7 @@ class ResourcesSpec(SpecBase):
 
 
 class TolerationSpec(SpecBase):
-    """A node taint that stage pods put up with, as in Kubernetes' own tolerations."""
+    """A node taint that stage pods tolerate, as in Kubernetes' own tolerations."""
 
     key: ShortText | None = Field(default=None, description="Key of the taint. Default: any key, with `Exists`.")
     operator: Literal["Equal", "Exists"] = Field(
@@ -112,7 +112,7 @@ class FieldSelector(SpecBase):
 
 
 class ResourceFieldSelector(SpecBase):
-    """An amount that a container of the pod asks for or may use."""
+    """A resource request or limit of a container of the pod."""
 
     resource: ShortText = Field(description="Such as `limits.memory`. Required.")
     container_name: ShortText | None = Field(
@@ -127,7 +127,7 @@ _VALUE_OR_SOURCE_RULE: Final = "give value or valueFrom, not both"
 
 
 class EnvSource(SpecBase):
-    """Where a variable's value comes from, as in a pod's own `valueFrom`."""
+    """Source of a variable's value, as in a pod's own `valueFrom`."""
 
     secret_key_ref: KeySelector | None = Field(default=None, description="A key of a Secret.")
     config_map_key_ref: KeySelector | None = Field(default=None, description="A key of a ConfigMap.")
@@ -190,7 +190,7 @@ class ImagePullSecret(SpecBase):
 
 
 def unique_pull_secrets(secrets: tuple[ImagePullSecret, ...]) -> tuple[ImagePullSecret, ...]:
-    """Return the Secrets, or raise ValueError naming those given twice."""
+    """Return the Secrets, or raise ValueError with the duplicate names."""
     names = [secret.name for secret in secrets]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -224,7 +224,7 @@ class StageSpec(SpecBase):
 
     @property
     def layer_range(self) -> LayerRange | None:
-        """The layers as numbers, or None where the engine cuts."""
+        """The layers as numbers, or None if the engine cuts."""
         return None if self.layers is None else parse_layer_range(self.layers)
 
 
@@ -237,4 +237,4 @@ EnvVars = Annotated[
     ),
     AfterValidator(unique_env),
 ]
-"""Environment variables, each name once."""
+"""Environment variables with unique names."""

@@ -1,9 +1,8 @@
-"""`spec.template.podTemplate`: what a person lays over the stage pods, and what of a pod is not theirs to change.
+"""`spec.template.podTemplate`: a user's overlay of the stage pods, and the pod fields that it can't change. Pure.
 
-Everything that Kubernetes' pod API has can be given, but for what the group stands on (who starts, where it answers,
-how its end is told) and for what has a field of its own in the spec. Lists that Kubernetes keeps by a key are merged by
-it. The API server checks the result when a pod is made; what is refused here is refused before any pod is replaced.
-Pure.
+Every field of Kubernetes' pod API is allowed, with two exceptions: fields that the group depends on (start, addresses,
+termination), and fields with a counterpart in the spec. Lists with a merge key in Kubernetes are merged by it. The API
+server checks the result when a pod is created; checks here refuse it before any pod is replaced.
 """
 
 import json
@@ -16,20 +15,20 @@ from stageline_api.resource.pods.scheduling import RESERVED_KEY_RULE, RESERVED_P
 from stageline_api.resource.pods.template import RESERVED_NAME_RULE, RESERVED_VOLUMES, check_mount_path
 from stageline_api.resource.pods.vllm_environment import PATH_VARIABLE
 
-MOST_CHARACTERS: Final = 16_384
-"""Of the overlay as JSON: it is in the object, in every pod, and in the status of a refused one."""
+MAX_CHARACTERS: Final = 16_384
+"""Limit of the overlay as JSON: it is in the object, in every pod, and in the status of a refused pod."""
 OWN_CONTAINERS: Final = frozenset({"stage", "engine", "prepare", "vllm-files"})
 
 _FIELD: Final = "has a field of its own: "
-_GROUP: Final = "is how the group works, and Stageline's own"
+_GROUP: Final = "belongs to Stageline, because the group depends on it"
 _POD_REFUSALS: Final[Mapping[str, str]] = {
     "restartPolicy": _GROUP,
     "hostname": _GROUP,
     "subdomain": _GROUP,
     "setHostnameAsFQDN": _GROUP,
-    "readinessGates": "is not possible: whether a stage is ready tells whether its kubelet lives",
+    "readinessGates": "is not possible: the readiness of a stage shows whether its kubelet is alive",
     "activeDeadlineSeconds": "would end a group that serves",
-    "nodeName": "would pass the scheduler by: use template.nodeSelector",
+    "nodeName": "would bypass the scheduler: use template.nodeSelector",
     "ephemeralContainers": "is for kubectl debug",
     "terminationGracePeriodSeconds": f"{_FIELD}template.terminationGracePeriodSeconds",
     "nodeSelector": f"{_FIELD}template.nodeSelector",
@@ -46,14 +45,14 @@ _OWN_CONTAINER_FIELDS: Final = frozenset(
     {"name", "env", "envFrom", "volumeMounts", "volumeDevices", "resources", "securityContext", "lifecycle",
      "imagePullPolicy"}
 )  # fmt: skip
-"""What may be given for a container of Stageline's. Its image, command, ports and probes are the group's."""
+"""Fields that may be set on Stageline's containers. Their image, command, ports and probes are fixed."""
 
 
 def overlay_problems(overlay: Mapping[str, Any], path: str) -> list[FieldProblem]:
-    """All that `overlay` has and may not have, by `path`."""
+    """Everything in `overlay` that is not allowed, by `path`."""
     size = len(json.dumps(overlay))
-    if size > MOST_CHARACTERS:
-        rule = f"must have at most {MOST_CHARACTERS} characters as JSON"
+    if size > MAX_CHARACTERS:
+        rule = f"must have at most {MAX_CHARACTERS} characters as JSON"
         return [FieldProblem(path=path, value=f"{size} characters", rule=rule)]
     return list(_problems(overlay, path))
 
@@ -90,7 +89,7 @@ def _spec_problems(spec: Mapping[str, Any], path: str) -> Iterator[FieldProblem]
         if name in _POD_REFUSALS:
             yield _problem(where, given, _POD_REFUSALS[name])
         elif given is None:
-            yield _problem(where, given, "leave the field out: nothing that Stageline sets can be taken away")
+            yield _problem(where, given, "leave the field out: an overlay can't remove what Stageline sets")
         elif name in ("containers", "initContainers", "volumes"):
             yield from _named_problems(name, given, where)
 
@@ -144,7 +143,7 @@ def _list_problems(name: str, given: Any, path: str) -> Iterator[FieldProblem]:
         elif name == "env" and is_reserved_variable(each[key]):
             yield _problem(f"{where}.name", each[key], RESERVED_RULE)
         elif name == "volumeMounts" and each.get("name") in RESERVED_VOLUMES:
-            yield _problem(f"{where}.name", each["name"], "is a volume that Stageline mounts where it is wanted")
+            yield _problem(f"{where}.name", each["name"], "is a volume that Stageline mounts where it is needed")
         elif name == "volumeMounts":
             yield from _mount_problems(each[key], f"{where}.{key}")
 
@@ -157,9 +156,9 @@ def _mount_problems(path: str, where: str) -> Iterator[FieldProblem]:
 
 
 def overlay_variables(overlay: Mapping[str, Any], path: str) -> Iterator[tuple[str, str, str | None]]:
-    """Path, name and value of each variable that a sound overlay gives to Stageline's containers.
+    """Path, name and value of each variable that a valid overlay sets on Stageline's containers.
 
-    None for a value from elsewhere, and for one that would take the place of what Stageline composes.
+    None for a value from a Secret, ConfigMap or field, and for one that would replace a value that Stageline composes.
     """
     spec = overlay.get("spec", {})
     for kind in ("containers", "initContainers"):
@@ -170,7 +169,7 @@ def overlay_variables(overlay: Mapping[str, Any], path: str) -> Iterator[tuple[s
 
 
 def claims_devices(overlay: Mapping[str, Any]) -> bool:
-    """Whether a sound overlay gives the stage devices by ResourceClaims, in place of an extended resource."""
+    """Whether a valid overlay gives the stage devices by ResourceClaims instead of an extended resource."""
     return any(
         each["name"] == "stage" and each.get("resources", {}).get("claims")
         for each in overlay.get("spec", {}).get("containers", ())
@@ -182,6 +181,6 @@ def _text_value(variable: Mapping[str, Any]) -> str | None:
 
 
 def _problem(path: str, value: Any, rule: str) -> FieldProblem:
-    """Only names and numbers are shown: what is larger may hold a secret."""
+    """Only names and numbers are shown: longer values may contain a secret."""
     shown = show_value(value) if isinstance(value, str | int | float) else None
     return FieldProblem(path=path, value=shown, rule=rule)

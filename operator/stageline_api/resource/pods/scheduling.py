@@ -1,4 +1,4 @@
-"""`spec.template`'s labels, annotations, affinity and class names: what is passed on to schedulers as it is."""
+"""`spec.template`'s labels, annotations, affinity and class names, which are passed on to schedulers unchanged."""
 
 from typing import Annotated, Any, Final
 
@@ -7,8 +7,9 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from stageline_api.resource.base import SpecBase, cel, cel_extra, check_pattern
 
 PLACEHOLDERS: Final = ("MODEL", "GROUP", "INCARNATION", "STAGE", "STAGES")
-"""`$(NAME)` in a label or annotation value is replaced for each pod: gang schedulers need a name for each group.
-Any other `$(NAME)` in an annotation is left as it is; in a label it is refused, since no label may hold it."""
+"""`$(NAME)` in a label or annotation value is replaced for each pod: gang schedulers need a name for each group. Any
+other `$(NAME)` in an annotation is kept; in a label it is refused, because no label may contain it.
+"""
 
 _END: Final = rf"([A-Za-z0-9]|\$\(({'|'.join(PLACEHOLDERS)})\))"
 LABEL_VALUE_PATTERN: Final = rf"^({_END}(([._-]|{_END})*{_END})?)?$"
@@ -66,11 +67,11 @@ RawObject = Annotated[
     dict[str, Any],
     WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
 ]
-"""A part of Kubernetes' own pod API, which the API server checks when a pod is made."""
+"""A part of Kubernetes' own pod API, which the API server checks when a pod is created."""
 
 
 class AffinitySpec(SpecBase):
-    """Kubernetes' own affinity rules, passed on as they are."""
+    """Kubernetes' own affinity rules, passed on unchanged."""
 
     node_affinity: RawObject | None = Field(
         default=None, description="As a pod's `affinity.nodeAffinity`. Default: none."

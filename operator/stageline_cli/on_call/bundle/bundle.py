@@ -1,7 +1,7 @@
-"""Collects all that is known of one model into files of a debug bundle, in memory, with secrets taken out.
+"""Collects the files of a model's debug bundle, in memory, with secrets removed.
 
-What can't be collected is listed with its reason in the bundle's README.md, and never stops the rest: a bundle is made
-when things are broken.
+Files that can't be collected are listed with the reason in the bundle's README.md and never stop the rest: bundles are
+made when things are broken.
 """
 
 import json
@@ -31,14 +31,14 @@ _TRACES: Final = "traces/"
 
 @dataclass(frozen=True)
 class Bundle:
-    """Files by path, and what is missing with its reason."""
+    """Files by path, and missing files with the reason."""
 
     files: Mapping[str, str]
     missing: Mapping[str, str]
 
 
 def collect_bundle(source: Source, model: ModelObjects, snapshot: Snapshot, trace_seconds: float) -> Bundle:
-    """Everything of `model`; `snapshot` is about it alone."""
+    """The bundle of `model`; `snapshot` only contains this model."""
     pieces = [*_facts(model, snapshot), *source.pieces(model), *_asked(source.http, model)]
     pieces += _traces(source.http, snapshot.models[0], model, trace_seconds)
     known = [*source.secrets, *(value for piece in pieces for value in _secrets_in(piece))]
@@ -61,7 +61,7 @@ def _facts(model: ModelObjects, snapshot: Snapshot) -> Iterator[Piece]:
 
 
 def _asked(http: httpx.Client, model: ModelObjects) -> Iterator[Piece]:
-    """What running pods and gateways answer."""
+    """Responses of running pods and gateways."""
     for pod in model.pods:
         name = pod["metadata"]["name"]
         for endpoint in pod_endpoints(pod):
@@ -95,7 +95,7 @@ def _traces(http: httpx.Client, facts: ModelFacts, model: ModelObjects, seconds:
             continue
         path, url = f"{_TRACES}group-{group.group}.json", engines.get(str(group.group))
         if url is None:
-            yield Piece(path, missing=f"the group is {group.phase} and has no running engine to ask")
+            yield Piece(path, missing=f"the group is {group.phase} and has no running engine")
             continue
         try:
             served, timelines, _ = collect(http, url, seconds)
@@ -106,7 +106,7 @@ def _traces(http: httpx.Client, facts: ModelFacts, model: ModelObjects, seconds:
 
 
 def _document(piece: Piece) -> Any:
-    """The object that a piece holds; None when it is other text."""
+    """The object in a piece; None if it is other text."""
     if piece.document is not None or not piece.path.endswith(".json"):
         return piece.document
     try:
@@ -143,7 +143,7 @@ _PACKAGES: Final = (
 
 
 def versions() -> dict[str, str]:
-    """By name; a package that isn't installed here is said to be so."""
+    """Versions by package name; a missing package is listed as such."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in _PACKAGES:
         try:
@@ -154,19 +154,19 @@ def versions() -> dict[str, str]:
 
 
 _MEANINGS: Final = {
-    "status.txt": "all of it for people, as `stageline status` shows it; `status.json` for programs",
+    "status.txt": "a summary for people, as `stageline status` shows it; `status.json` for programs",
     "pipelinemodel.yaml": "the PipelineModel, spec and status",
     "pods/": "the pods, with their status",
-    "ended-pods/": "pods that ended lately, as they were last seen",
-    "last-words/": "how containers ended, in their own words; `failures.yaml`: causes kept over incarnations",
+    "ended-pods/": "recently ended pods, in their last state",
+    "last-words/": "termination messages of containers; `failures.yaml`: causes kept over incarnations",
     "events.yaml": "Kubernetes Events of the model and its pods, oldest first",
     "logs/": "the end of each container's log; `.previous.log` is from before a restart",
     "logs.previous/": "logs of the `stageline up` before this one",
     "metrics/": "one scrape of each stage, engine and gateway",
-    "answers/": "what stages, engines and gateways say of themselves",
-    "traces/": "what every stage did; open at https://ui.perfetto.dev",
+    "answers/": "status of stages, engines and gateways",
+    "traces/": "activity of every stage; open at https://ui.perfetto.dev",
     "objects/": "ConfigMaps and Services of the model",
-    "nodes/": "the nodes of its pods: conditions, room, taints",
+    "nodes/": "the nodes of its pods: conditions, capacity, taints",
     "components/": "operator and gateway: pods and logs",
     "versions/": "versions here and of the cluster",
 }
@@ -187,8 +187,8 @@ def index_page(snapshot: Snapshot, files: Mapping[str, str], missing: Mapping[st
             for one in model.failures[:1]
         ),
         "",
-        "Values that are or look like secrets read `[redacted]`, and no Secret was read. Look through it all the same "
-        "before you send it on: what your own containers log is unknown to Stageline.",
+        "Values that are or look like secrets read `[redacted]`, and no Secret was read. Still review the archive "
+        "before you send it: Stageline can't know what your own containers log.",
         "",
         "## Where to look",
         "",

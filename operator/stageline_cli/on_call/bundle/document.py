@@ -1,4 +1,4 @@
-"""Facts as JSON, YAML or plain text: field names with units, times in RFC 3339, null where something is not known."""
+"""Facts as JSON, YAML or plain text: field names with units, times in RFC 3339, null for unknown values."""
 
 import io
 import json
@@ -49,7 +49,7 @@ PAGE_WIDTH = 200
 
 
 def text_page(parts: Iterable[RenderableType]) -> str:
-    """One line after the other, without colours."""
+    """One line per part, without colours."""
     console = Console(file=io.StringIO(), width=PAGE_WIDTH, highlight=False, color_system=None)
     for part in parts:
         console.print(part)

@@ -1,8 +1,8 @@
-"""Takes secrets out of what leaves this machine. Pure.
+"""Removes secrets from everything that leaves this machine. Pure.
 
-Twice: by place (a variable or field whose name says that it holds a secret, in any object, however deep, JSON in
-strings included) and by form (what looks like a token, a password in a URL, an authorization header or a private key,
-anywhere in text). A value found by place is then taken out of every other text too, escaped or in base64 as well.
+It works in two ways. By place: the value of a variable or field with a secret's name, in any object at any depth,
+including JSON in strings. By form: anything in text that looks like a token, a password in a URL, an authorization
+header or a private key. A value found by place is then removed from every other text, also if escaped or in base64.
 """
 
 import base64
@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 REDACTED: Final = "[redacted]"
 SHORTEST_SECRET: Final = 6
-"""Shorter values are taken out where they stand, not out of other texts, where they would hit ordinary words."""
+"""Shorter values are removed in their place but not from other texts, where they would match ordinary words."""
 
 _SECRET_NAME: Final = re.compile(
     r"(?:^|[_\-./])(?:api[_\-]?key|access[_\-]?key|private[_\-]?key|secret|token|passwd|password|passphrase|"
@@ -24,17 +24,17 @@ _SECRET_NAME: Final = re.compile(
 _SECRET_VARIABLE: Final = re.compile(
     r"(?:PASS|PASSWD|PASSWORD|PASSPHRASE|PWD|PW|KEY|TOKENS?|SECRETS?|CREDENTIALS?|CONNECTION_?STRING|DSN|SIGNATURE)$"
 )
-"""Of names in capitals, as variables have, the ending is enough: `PGPASSWORD`, `HFTOKEN`, `SSH_KEY`."""
+"""For names in capitals, such as variables, the ending is enough: `PGPASSWORD`, `HFTOKEN`, `SSH_KEY`."""
 _NOT_SECRET_VARIABLE: Final = re.compile(r"^(?:OLD)?PWD$|(?:^|_)(?:MAX|NUM)_.*TOKENS$")
 _PLAIN_VARIABLE: Final = re.compile(
     r"^(?:STAGELINE|NCCL|GLOO|TORCH|TORCHINDUCTOR|TRITON|CUDA|NVIDIA|OMP|MKL|KMP|MALLOC|PYTHON|UVICORN|KUBERNETES)_\w+$"
     r"|^(?:PYTHON[A-Z]*|PATH|LD_LIBRARY_PATH|HOME|HOSTNAME|LANG|LC_\w+|TZ|TMPDIR|TERM|NO_PROXY|HTTPS?_PROXY|HF_HOME"
     r"|HF_ENDPOINT|HF_HUB_\w+|TRANSFORMERS_\w+|TOKENIZERS_PARALLELISM|POD_\w+|NODE_NAME)$"
 )
-"""What a pod's variables are kept of; what any other one holds is somebody's own and stays with them."""
+"""Variables of a pod that are kept; the values of all others belong to the user and are removed."""
 _PLAIN_VALUE: Final = re.compile(r"|true|false|-?\d{1,5}(?:\.\d+)?", re.IGNORECASE)
 _NOT_SECRET: Final = re.compile(r"(?:^|[_-])tokens(?:$|[_-])|Ref$|Path$|_(?:path|file)$", re.IGNORECASE)
-"""Counts of tokens, and names of places where a secret is."""
+"""Counts of tokens, and names of places that contain a secret."""
 _OPTION: Final = re.compile(r"--([\w-]+)=(.+)", re.DOTALL)
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _DROPPED_FIELDS: Final = frozenset({"managedFields", "kubectl.kubernetes.io/last-applied-configuration"})
@@ -53,9 +53,9 @@ _AFTER_A_NAME: Final = (
     ),
     re.compile(r"(?i)(\b(?:set-)?cookie\\?[\"']?\s*[:=]\s*\\?[\"']?)([^\r\n\"']+)"),
     re.compile(r"(?i)(\bbearer\s+)([\w.~+/=-]{6,})"),
-    # A password may have spaces: to the end of its line or string.
+    # A password may have spaces: match to the end of its line or string.
     re.compile(r"(?i)((?:passwd|password|passphrase)\\?[\"']?\s*:\s*\\?[\"']?)([^\r\n\"',;)\]}]{3,})"),
-    # token=x, api_key: x, "password": "x", --hf-token x; a name that goes on (tokens, token_ids) is another one.
+    # token=x, api_key: x, "password": "x", --hf-token x; a longer name (tokens, token_ids) does not match.
     re.compile(
         r"(?i)((?:api[_-]?key|access[_-]?key|secret|token|passwd|password|passphrase)\\?[\"']?\s*[:=]\s*\\?[\"']?)(?!\[redacted)"
         r"([^\s\"'\\,;)\]}&]{3,})"
@@ -72,7 +72,7 @@ _AFTER_A_NAME: Final = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or field of this name holds a secret: `HF_TOKEN`, `apiKey`, `db.password`."""
+    """Whether a variable or field with this name contains a secret: `HF_TOKEN`, `apiKey`, `db.password`."""
     if name.isupper():
         if _NOT_SECRET_VARIABLE.search(name):
             return False
@@ -83,14 +83,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_plain_variable(name: str, value: str) -> bool:
-    """Whether a container's variable may be shown: one that is known to hold no secret, or a small number."""
+    """Whether a container's variable may be shown: a known variable without secrets, or a small number."""
     if is_secret_name(name):
         return False
     return bool(_PLAIN_VARIABLE.search(name) or _PLAIN_VALUE.fullmatch(value))
 
 
 def secret_values(value: Any) -> Iterator[str]:
-    """Every value that stands in a secret's place, in objects of any depth."""
+    """Every value in a secret's place, in objects of any depth."""
     match value:
         case Mapping():
             named = value.get("name")
@@ -116,7 +116,7 @@ def secret_values(value: Any) -> Iterator[str]:
 
 
 def redact_object(value: Any) -> Any:
-    """The same object without the values in secrets' places, and without fields that repeat all of it."""
+    """The same object without the values in secrets' places, and without fields that repeat the whole object."""
     match value:
         case Mapping():
             named = value.get("name")
@@ -142,7 +142,7 @@ def redact_object(value: Any) -> Any:
 
 
 def _plain_variables(env: Any) -> Any:
-    """A container's `env`, or a process's, with only the values that may be shown."""
+    """The `env` of a container or a process with only the values that may be shown."""
     match env:
         case list() | tuple():
             return [
@@ -163,7 +163,7 @@ def _plain_variables(env: Any) -> Any:
 
 
 class Redactor:
-    """Knows the values that must not appear in any text."""
+    """Holds the values that must not appear in any text."""
 
     def __init__(self, values: Iterable[str]) -> None:
         forms = {form for value in values if len(value) >= SHORTEST_SECRET for form in _spellings(value)}
@@ -172,7 +172,7 @@ class Redactor:
         self._known = re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
     def text(self, text: str) -> str:
-        """The text without known values and without what looks like a secret."""
+        """The text without known values and without anything that looks like a secret."""
         text = self.known(text)
         for form in _FORMS:
             text = form.sub(REDACTED, text)
@@ -181,12 +181,12 @@ class Redactor:
         return text
 
     def known(self, text: str) -> str:
-        """The text without known values; for large texts of our own making, which hold nobody's words."""
+        """The text without known values; for large generated texts without user content."""
         return text if self._known is None else self._known.sub(REDACTED, text)
 
 
 def _names_a_secret(word: Any) -> bool:
-    """Whether the word after this one on a command line is a secret: `--hf-token`, but not `--token=x`."""
+    """Whether the next word on a command line is a secret: `--hf-token`, but not `--token=x`."""
     return isinstance(word, str) and word.startswith("--") and "=" not in word and is_secret_name(word.lstrip("-"))
 
 
@@ -198,7 +198,7 @@ def _spellings(value: str) -> Iterator[str]:
 
 
 def _json_in(text: str) -> Any:
-    """The object that a string holds as JSON; None when it holds none."""
+    """The object in a JSON string; None if there is none."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:

@@ -1,1 +1,1 @@
-"""From objects and scrapes to the facts of one moment."""
+"""Turns objects and scrapes into the facts of one moment."""

@@ -1,6 +1,6 @@
-"""What happened between two readings: shares of stages, quantiles of histograms, rates. Pure.
+"""Changes between two readings: shares of stages, quantiles of histograms, rates. Pure.
 
-A counter that went backwards was reset by a restart of its process; the result over such an interval is None.
+A counter that decreased was reset by a restart of its process; the result over such an interval is None.
 """
 
 import math
@@ -17,7 +17,7 @@ _Key = TypeVar("_Key")
 
 
 def stage_activity(earlier: Samples, later: Samples) -> StageActivity | None:
-    """What a stage did; None without two readings of the same process."""
+    """One stage's activity; None without two readings of the same process."""
     seconds = _growth(earlier, later, runtime.STAGE_WALL.name)
     if not seconds:
         return None
@@ -28,7 +28,7 @@ def stage_activity(earlier: Samples, later: Samples) -> StageActivity | None:
         return None
     total_busy, total_wait, dummy = sum(busy.values()), sum(wait.values()), busy.get("dummy", 0.0)
     engaged = total_busy + total_wait
-    # Of the three states' own sum, since the readings of one scrape are not taken at quite the same moment.
+    # The sum of the three states, because the samples of one scrape are not taken at exactly the same time.
     wall = engaged + idle or seconds
     return StageActivity(
         seconds=seconds,
@@ -42,7 +42,7 @@ def stage_activity(earlier: Samples, later: Samples) -> StageActivity | None:
 
 
 def pipeline_facts(stages: Mapping[int, StageActivity]) -> PipelineFacts | None:
-    """How a group's stages went together; None without any."""
+    """The combined activity of a group's stages; None without any."""
     if not stages:
         return None
     busy = {stage: one.busy_share for stage, one in stages.items()}
@@ -60,7 +60,7 @@ def pipeline_facts(stages: Mapping[int, StageActivity]) -> PipelineFacts | None:
 
 
 def traffic_facts(pairs: Sequence[tuple[Samples, Samples]], seconds: float, served_name: str) -> TrafficFacts | None:
-    """What gateways saw of one model; an earlier and a later scrape of each gateway."""
+    """One model's traffic at the gateways; `pairs` are an earlier and a later scrape of each gateway."""
     if seconds <= 0 or not pairs:
         return None
     label = {"model_name": served_name}
@@ -85,9 +85,9 @@ def traffic_facts(pairs: Sequence[tuple[Samples, Samples]], seconds: float, serv
 
 
 def draft_figures(earlier: Samples, later: Samples) -> tuple[float | None, float | None]:
-    """Share of drafts that held and output tokens of a verifying row; None without drafts, or from counters begun anew.
+    """Acceptance rate of drafts, and output tokens per verified row; None without drafts or after a counter reset.
 
-    An engine of another release may tell of drafts and not of rows.
+    An engine of another release may report drafts but no rows.
     """
     drafted = _growth(earlier, later, runtime.DRAFT_TOKENS.name)
     held = _growth(earlier, later, runtime.ACCEPTED_TOKENS.name)
@@ -98,16 +98,16 @@ def draft_figures(earlier: Samples, later: Samples) -> tuple[float | None, float
 
 
 def counter_rate(earlier: Samples, later: Samples, name: str, seconds: float) -> float | None:
-    """Growth of a counter per second; None when it began anew."""
+    """Growth of a counter per second; None after a reset."""
     grown = _growth(earlier, later, name) if seconds > 0 and later.value(name) is not None else None
     return None if grown is None else grown / seconds
 
 
 def histogram_quantile(share: float, buckets: Mapping[float, float]) -> float | None:
-    """The value below which `share` of the samples lie, taken to be even within a bucket; None without samples.
+    """The value below which `share` of the samples lie, by linear interpolation in a bucket; None without samples.
 
-    `buckets` are cumulative counts by upper bound. In the last, open bucket it is the highest finite bound: at least
-    that much. The same reading as PromQL's `histogram_quantile`.
+    `buckets` are cumulative counts by upper bound. In the last, open bucket the result is the highest finite bound, as
+    in PromQL's `histogram_quantile`.
     """
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:

@@ -14,12 +14,12 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Samples:
-    """All samples by the name they are exposed under (`_total`, `_bucket` and so on included)."""
+    """All samples by their exposed name (including `_total`, `_bucket` and so on)."""
 
     by_name: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum over all samples with these labels; 0 when there is none."""
+        """Sum over all samples with these labels; 0 if there is none."""
         return sum(sample.value for sample in self._with(name, labels))
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -35,7 +35,7 @@ class Samples:
         return sums
 
     def of_namespace(self, namespace: str) -> "Samples":
-        """Those about this namespace, and those that name none: a gateway on one machine names none."""
+        """Samples of this namespace, and those without one: a local gateway has none."""
         mine = ("", namespace)
         return Samples(
             {
@@ -57,7 +57,7 @@ class Samples:
 
 
 def parse_samples(exposition: str) -> Samples:
-    """Samples of an exposition in the text format; raises `ValueError` when it is none."""
+    """Samples of an exposition in the text format; raises `ValueError` if it is malformed."""
     by_name: dict[str, list[Sample]] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:

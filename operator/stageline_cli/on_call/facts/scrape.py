@@ -1,6 +1,6 @@
-"""Asks all pods and gateways over HTTP in parallel: `/status`, and one scrape of `/metrics`.
+"""Polls all pods and gateways over HTTP in parallel: `/status`, and one scrape of `/metrics`.
 
-One that doesn't answer adds a sentence to `problems`.
+A pod that doesn't answer adds a sentence to `problems`.
 """
 
 import time
@@ -25,7 +25,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True)
 class PodReading:
-    """What one pod said; None and empty where it did not."""
+    """One pod's response; None and empty if there was none."""
 
     stage: StageStatus | None = None
     engine: EngineStatus | None = None
@@ -35,7 +35,7 @@ class PodReading:
 
 @dataclass(frozen=True)
 class Reading:
-    """One round of questions. Pods by `<namespace>/<name>`, gateways by base URL."""
+    """One poll of all. Pods by `<namespace>/<name>`, gateways by base URL."""
 
     at_seconds: float = 0.0
     """On the monotonic clock."""
@@ -62,7 +62,7 @@ def pod_key(pod: Manifest) -> str:
 
 
 def pod_endpoints(pod: Manifest) -> list[Endpoint]:
-    """Where a pod's running containers answer: `stage`, and on stage 0 `engine`."""
+    """Endpoints of a pod's running containers: `stage`, and on stage 0 `engine`."""
     status = pod.get("status", {})
     running = {each["name"] for each in status.get("containerStatuses", []) if "running" in each.get("state", {})}
     address = status.get("podIP", "")
@@ -77,7 +77,7 @@ def pod_endpoints(pod: Manifest) -> list[Endpoint]:
 
 
 def read_all(http: httpx.Client, models: Sequence[ModelObjects]) -> Reading:
-    """Ask everybody once; takes no longer than the slowest, `TIMEOUT_SECONDS` at most."""
+    """Poll all endpoints once, for at most `TIMEOUT_SECONDS`."""
     pods = {pod_key(pod): pod_endpoints(pod) for model in models if model.is_up for pod in model.pods}
     gateways = {gateway.url for model in models if model.is_up for gateway in model.gateways}
     urls = [f"{one.url}/{page}" for found in pods.values() for one in found for page in ("status", "metrics")]

@@ -1,7 +1,7 @@
-"""From objects and two readings to facts, with one sentence on what each group is waiting for. Pure.
+"""Turns objects and two readings into facts, with one sentence on what each group waits for. Pure.
 
-Objects decide what exists and in which phase it is; readings add what only the processes know. Without a second
-reading there are no shares and no rates.
+Objects decide what exists and its phase; readings add details that only the processes know. Without a second reading
+there are no shares and no rates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -206,7 +206,7 @@ def waits_for(
     failure: FailureRecord | None,
     now: datetime,
 ) -> str:
-    """Empty when the group serves. `failure` is its latest."""
+    """What the group waits for; empty if it serves. `failure` is its latest."""
     match group.phase:
         case GroupPhase.READY:
             return ""
@@ -221,7 +221,7 @@ def waits_for(
         case GroupPhase.FAILED:
             return f"you: it stays down until the template or the annotation {labels.RESTART} changes{_after(failure)}"
         case GroupPhase.REPLACING:
-            return f"{_answers(engine)}, then starts anew with the changed template"
+            return f"{_answers(engine)}, then restarts with the changed template"
         case GroupPhase.DRAINING:
             return f"{_answers(engine)}, then is gone"
         case _:
@@ -231,8 +231,8 @@ def waits_for(
 def _slowest_start(stages: Sequence[StageFacts]) -> str:
     late = [one for one in stages if not one.is_ready]
     if not late:
-        return "the operator's next look: all stages are ready"
-    # A stage without a pod has nothing to say that its neighbours' words don't explain.
+        return "the operator's next reconcile: all stages are ready"
+    # A stage without a pod adds nothing that the messages of its neighbours don't explain.
     said = [one for one in late if one.message and one.phase != _NO_POD]
     first = (said or late)[0]
     loaded = "" if first.loaded_share is None else f" {first.loaded_share:.0%}"

@@ -1,1 +1,1 @@
-"""Where running models are found: a cluster, or `stageline up` on this machine."""
+"""Finds running models: in a cluster, or in a `stageline up` on this machine."""

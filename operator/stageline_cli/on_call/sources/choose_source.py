@@ -1,7 +1,7 @@
-"""Which machine or cluster a command asks, and the options that choose it.
+"""Selects the machine or cluster for a command, and defines the options.
 
-Without any option it is this machine when a `stageline up` runs here, else the cluster of kubectl's current context.
-The heading of every output names it.
+The default is this machine if a `stageline up` runs here, else the cluster of kubectl's current context. The heading of
+every output names it.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,10 +24,10 @@ CLUSTER_OPTIONS: Final = (
     click.option("--context", help="Context of the kubeconfig. Default: the current one."),
     click.option("-n", "--namespace", help="Default: the context's own."),
 )
-"""Which cluster, as kubectl has them."""
+"""The cluster, with kubectl's options."""
 _OPTIONS: Final = (
-    click.option("--local", is_flag=True, help="Ask the `stageline up` of this machine."),
-    click.option("--cluster", is_flag=True, help="Ask a cluster, even if a model is up on this machine."),
+    click.option("--local", is_flag=True, help="Use the `stageline up` of this machine."),
+    click.option("--cluster", is_flag=True, help="Use a cluster, even if a model is up on this machine."),
     click.option(
         "--state-dir", type=click.Path(path_type=Path), help="As given to `up`. Default: ~/.local/state/stageline."
     ),
@@ -36,14 +36,14 @@ _OPTIONS: Final = (
     click.option(
         "--reach",
         type=click.Choice(["proxy", "direct"]),
-        help="How a cluster's pods are asked: through the API server (default on a laptop), or at their addresses "
+        help="How to reach a cluster's pods: through the API server (default on a laptop), or at their addresses "
         "(default inside a cluster).",
     ),
 )
 
 
 def source_options(command: Command) -> Command:
-    """The options that say whom to ask; they arrive as keyword arguments for `open_source`."""
+    """The options that select the source, as keyword arguments for `open_source`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -61,7 +61,7 @@ def open_source(
     all_namespaces: bool,
     reach: str | None,
 ) -> Iterator[Source]:
-    """The source that the options name; raises `UserError` when they contradict or lead nowhere."""
+    """The source that the options name; raises `UserError` if they contradict or find nothing."""
     names_cluster = cluster or all_namespaces or any(each is not None for each in (kubeconfig, context, namespace))
     names_machine = local or state_dir is not None
     if names_cluster and names_machine:
@@ -81,7 +81,7 @@ def open_source(
 
 
 def one_model(source: Source, name: str | None) -> ModelObjects:
-    """The model of that name, or the only one; raises `UserError` naming the choice."""
+    """The model of that name, or the only one; raises `UserError` with the available names."""
     found = source.models(name)
     if len(found) == 1:
         return found[0]
@@ -97,7 +97,7 @@ def one_model(source: Source, name: str | None) -> ModelObjects:
 def _cluster(
     kubeconfig: Path | None, context: str | None, namespace: str | None, all_namespaces: bool, reach: str | None
 ) -> Source:
-    # The Kubernetes client takes a moment to import, and a laptop without a cluster needn't have it.
+    # The Kubernetes client is slow to import, and a machine without a cluster need not have it.
     from stageline_cli.on_call.sources.cluster_source import ClusterSource, Reach
     from stageline_kubernetes.reader import log_in
 

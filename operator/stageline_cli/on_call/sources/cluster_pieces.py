@@ -1,6 +1,6 @@
-"""What a cluster keeps of a model besides its PipelineModel and pods: events, logs, ConfigMaps, nodes, the operator.
+"""A cluster's objects about a model besides its PipelineModel and pods: events, logs, ConfigMaps, nodes, the operator.
 
-Secrets are never asked for. What the API server refuses becomes a piece that says why it is missing.
+Secrets are never read. If the API server refuses a request, the piece contains the reason.
 """
 
 import re
@@ -18,7 +18,7 @@ _LAST_LINES: Final = "20000"
 
 
 def cluster_pieces(api: ApiServer, model: ModelObjects, now: datetime) -> Iterator[Piece]:
-    """All of them, each asked for when it is taken."""
+    """All of them, each requested when it is iterated."""
     here = f"/api/v1/namespaces/{model.namespace}"
     yield _read("versions/kubernetes.yaml", lambda: api.get_json("/version"))
     yield _read("events.yaml", lambda: {"items": _events(api, model), "readAt": now.isoformat()})
@@ -31,7 +31,7 @@ def cluster_pieces(api: ApiServer, model: ModelObjects, now: datetime) -> Iterat
 
 
 def _events(api: ApiServer, model: ModelObjects) -> list[dict[str, Any]]:
-    """Of the model and its pods, those that are gone included: their names are all that is left of them."""
+    """Events of the model and its pods, including deleted pods: their names are all that is left of them."""
     pod_name = re.compile(rf"{re.escape(model.name)}-\d+-\d+-\d+")
     found = []
     for event in api.get_json(f"/api/v1/namespaces/{model.namespace}/events")["items"]:
@@ -45,7 +45,7 @@ def _events(api: ApiServer, model: ModelObjects) -> list[dict[str, Any]]:
 
 
 def _moment(event: dict[str, Any]) -> str:
-    """When an event was seen last; RFC 3339 in UTC sorts as text."""
+    """When an event was last seen; RFC 3339 in UTC sorts as text."""
     series = event.get("series") or {}
     fields = (series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
     return next((str(each) for each in fields if each), "")
@@ -73,7 +73,7 @@ def _node(api: ApiServer, name: str) -> dict[str, Any]:
 
 
 def _components(api: ApiServer) -> Iterator[Piece]:
-    """Operator and gateway, wherever they run: what they are, and what they said."""
+    """Pods and logs of operator and gateway, in any namespace."""
     try:
         pods = api.get_json("/api/v1/pods", labelSelector=_COMPONENTS)["items"]
     except ApiError as error:
@@ -97,7 +97,7 @@ def _operator_metrics(api: ApiServer, pod: Manifest) -> Piece:
 
 
 def _logs(api: ApiServer, pod: Manifest, folder: str) -> Iterator[Piece]:
-    """Current logs of all containers, and those before a restart."""
+    """Current logs of all containers, and those from before a restart."""
     metadata, status = pod["metadata"], pod.get("status", {})
     base = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/log"
     for each in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):

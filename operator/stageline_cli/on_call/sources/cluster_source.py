@@ -1,7 +1,7 @@
 """Models of a cluster: PipelineModels, pods and gateways from the API server, and HTTP access to the pods.
 
-`reach` says how to ask the pods themselves: through the API server's proxy (from anywhere), or at their addresses
-(from inside). Without the rights or the network for that, the objects alone still give most facts.
+`reach` is the way to the pods: through the API server's proxy (from anywhere), or at their addresses (from inside the
+cluster). Without that access the objects alone still give most facts.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ GROUP_PATH: Final = "/apis/stageline.dev/v1alpha1"
 GATEWAYS: Final = f"{labels.APP_NAME}=stageline,{labels.APP_COMPONENT}=gateway"
 _PAGE: Final = "500"
 PodOf = Callable[[str], tuple[str, str] | None]
-"""(namespace, name) of the pod with an address; None when it is not known."""
+"""(namespace, name) of the pod with an address; None if it is unknown."""
 _HTTP_DEFAULT_PORT: Final = 80
 
 
@@ -34,7 +34,7 @@ class Reach(StrEnum):
 
 
 class PodProxy(httpx.BaseTransport):
-    """Reaches pods through the API server (`pods/proxy`), so that a laptop needs no network route into the cluster.
+    """Reaches pods through the API server (`pods/proxy`), without a network route into the cluster.
 
     A request for `http://<pod IP>:<port>/<path>` goes to the API server's proxy of that pod.
     """
@@ -44,7 +44,7 @@ class PodProxy(httpx.BaseTransport):
         self._pod_of = pod_of
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send one GET. Raises `httpx.ConnectError` for an unknown address, or when the API server refuses."""
+        """Send one GET. Raises `httpx.ConnectError` for an unknown address, or if the API server refuses."""
         pod = self._pod_of(request.url.host)
         if pod is None:
             raise httpx.ConnectError(f"no pod has the address {request.url.host}", request=request)
@@ -52,7 +52,7 @@ class PodProxy(httpx.BaseTransport):
         port = request.url.port or _HTTP_DEFAULT_PORT
         path = f"/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy{request.url.raw_path.decode()}"
         try:
-            # The API server itself would wait half a minute for a pod that it can't reach.
+            # Without a limit the API server waits half a minute for a pod that it can't reach.
             limit_seconds = request.extensions.get("timeout", {}).get("read") or TIMEOUT_SECONDS
             return httpx.Response(200, content=self._api.get(path, timeout_seconds=limit_seconds), request=request)
         except ApiError as error:
@@ -114,20 +114,20 @@ class ClusterSource:
             found = self._api.get_json(f"{GROUP_PATH}{scope}/pipelinemodels", limit=_PAGE)["items"]
         except ApiError as error:
             if error.is_not_found:
-                raise UserError(f"{self.where}: PipelineModels are not known there; is the chart installed?") from error
+                raise UserError(f"{self.where}: the PipelineModel CRD is missing; is the chart installed?") from error
             raise UserError(f"{self.where}: PipelineModels can't be read: {error}") from error
         return sorted(found, key=lambda one: (one["metadata"]["namespace"], one["metadata"]["name"]))
 
     def _gateways(self, namespaces: Sequence[str], problems: list[str]) -> list[dict[str, Any]]:
-        """Gateways may run in another namespace than their models; who may not look there finds those beside them."""
+        """Gateways may run in another namespace than their models; a user without access there only sees those beside
+        them.
+        """
         try:
             return list(self._api.get_json("/api/v1/pods", labelSelector=GATEWAYS)["items"])
         except ApiError as error:
             found = [pod for namespace in namespaces for pod in self._pods(namespace, GATEWAYS, problems)]
             if not found:
-                problems.append(
-                    f"no gateway runs beside the models, and other namespaces can't be looked into: {error}"
-                )
+                problems.append(f"no gateway runs beside the models, and other namespaces can't be read: {error}")
             return found
 
     def _pods(self, namespace: str, selector: str, problems: list[str]) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ def _serving(gateways: Sequence[Manifest], namespace: str) -> tuple[Endpoint, ..
 
 
 def served_namespaces(gateway: Manifest) -> frozenset[str]:
-    """Whose models a gateway's pod serves: what its arguments say, else its environment, else its own."""
+    """Namespaces that a gateway's pod serves: from its arguments, else its environment, else its own."""
     named: list[str] = []
     for container in gateway["spec"]["containers"]:
         words = [str(word).partition("=") for word in (*container.get("command", []), *container.get("args", []))]

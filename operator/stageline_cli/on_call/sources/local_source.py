@@ -40,7 +40,7 @@ class LocalSource:
         self._http.close()
 
     def models(self, name: str | None) -> list[ModelObjects]:
-        """What is up; a model asked for by name also when it has ended, as it was last."""
+        """Running models; a model requested by name also after it has ended, in its last state."""
         found = [self._model(directory) for directory in self._directories()]
         if name is None:
             return [one for one in found if one is not None and one.is_up]
@@ -50,7 +50,7 @@ class LocalSource:
         directory = self._root / model.name
         state = read_state(directory)
         if state is None:
-            raise UserError(f"{directory} can't be read any more: it was removed meanwhile")
+            raise UserError(f"{directory} can't be read: it was removed")
         yield from _objects(state, model.group)
         others = {pod_directory_name(pod) for pod in (*state.pods, *state.ended_pods) if not is_of(pod, model.group)}
         for folder in ("logs", "logs.previous"):
@@ -82,7 +82,7 @@ def _url(record: InstanceRecord | None) -> str:
 
 
 def _gateways(state_dir: Path) -> tuple[Endpoint, ...]:
-    """Admin address of the gateway that started last, from its own words: it takes a free port."""
+    """Admin address of the last started gateway, from its log: it uses a free port."""
     try:
         said = _ADMIN.findall((state_dir / GATEWAY_LOG).read_text(encoding="utf-8", errors="replace"))
     except OSError:

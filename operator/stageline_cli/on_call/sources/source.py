@@ -1,7 +1,8 @@
-"""`Source`: where models run (a cluster or this machine), as objects in Kubernetes form and HTTP access to its pods.
+"""`Source`: a cluster or this machine, as objects in Kubernetes form and HTTP access to its pods.
 
-Also the pieces of a debug bundle that sources give. A cut log begins with a whole line: half a line could hold half a
-secret, which no pattern of the redaction finds."""
+Also the pieces of a debug bundle from sources. A truncated log starts at a whole line, because the redaction can't
+recognise half a secret.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ Manifest = Mapping[str, Any]
 
 
 class Endpoint(NamedTuple):
-    """Something that serves `/metrics`. `url` is its base, `http://<address>:<port>`."""
+    """An endpoint with `/metrics`. `url` is its base, `http://<address>:<port>`."""
 
     name: str
     url: str
@@ -24,20 +25,20 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelObjects:
-    """One PipelineModel and what belongs to it."""
+    """One PipelineModel and its objects."""
 
     manifest: Manifest
-    """With its status."""
+    """Including its status."""
     pods: Sequence[Manifest] = ()
     gateways: Sequence[Endpoint] = ()
     url: str = ""
-    """Base URL for clients, where it is known."""
+    """Base URL for clients, if known."""
     is_up: bool = True
-    """False for what a `stageline up` that has ended left behind."""
+    """False for the files of a `stageline up` that has ended."""
     problems: Sequence[str] = ()
-    """What could not be learnt, in sentences."""
+    """Missing information, in sentences."""
     group: int | None = None
-    """The one group that is asked about; None for all. `pods` are its pods only."""
+    """The one requested group; None for all. `pods` are then only its pods."""
 
     @property
     def name(self) -> str:
@@ -49,24 +50,24 @@ class ModelObjects:
 
     @property
     def served_name(self) -> str:
-        """What clients put in `model`, and metrics in `model_name`."""
+        """The name that clients send as `model`, also in metrics as `model_name`."""
         return str(self.manifest["spec"]["model"].get("servedName") or self.name)
 
 
 def is_of(pod: Manifest, group: int | None) -> bool:
-    """Whether a pod belongs to a group; to any, for None."""
+    """Whether a pod belongs to a group; None matches any."""
     return group is None or pod["metadata"].get("labels", {}).get(labels.GROUP) == str(group)
 
 
 class Piece(NamedTuple):
-    """One file of a debug bundle, or why there is none."""
+    """One file of a debug bundle, or why it is missing."""
 
     path: str
     text: str = ""
     missing: str = ""
-    """Why it could not be collected; empty when it could."""
+    """Why it could not be collected; empty if it was."""
     document: Any = None
-    """An object, to be written as YAML in place of `text`."""
+    """An object, written as YAML instead of `text`."""
 
 
 class Source(Protocol):
@@ -74,7 +75,7 @@ class Source(Protocol):
 
     @property
     def where(self) -> str:
-        """In words, for a heading."""
+        """A description for a heading."""
 
     @property
     def http(self) -> httpx.Client:
@@ -82,20 +83,20 @@ class Source(Protocol):
 
     @property
     def secrets(self) -> Sequence[str]:
-        """Credentials that this process logs in with, never to be written anywhere."""
+        """Credentials of this process's login, which must never be written."""
 
     def models(self, name: str | None) -> list[ModelObjects]:
-        """All models, or the one of that name (none when there is none). Raises `UserError` when it can't tell."""
+        """All models, or the one of that name (empty if there is none). Raises `UserError` on failure."""
 
     def pieces(self, model: ModelObjects) -> Iterable[Piece]:
-        """Objects, events and logs for a debug bundle, beyond what `models` has. Never a Secret."""
+        """Objects, events and logs for a debug bundle, in addition to `models`. Never a Secret."""
 
     def close(self) -> None:
         """Close all connections."""
 
 
 def last_words(pod: Manifest) -> Iterator[Piece]:
-    """Termination messages of a pod's containers, of this start and of the one before."""
+    """Termination messages of a pod's containers, of this start and of the previous one."""
     status = pod.get("status", {})
     for each in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
         for field, suffix in (("state", ""), ("lastState", ".previous")):
@@ -105,7 +106,7 @@ def last_words(pod: Manifest) -> Iterator[Piece]:
 
 
 MAX_LOG_BYTES: Final = 2 * 2**20
-"""Of each log. What matters of a failure stands at its end."""
+"""Per log. The cause of a failure is at its end."""
 
 
 def tail_of(path: Path, name: str) -> Piece:
@@ -120,7 +121,7 @@ def tail_of(path: Path, name: str) -> Piece:
 
 
 def whole_lines(content: bytes, is_cut: bool) -> str:
-    """Text without the first line when that may be the end of a longer one."""
+    """Text without its first line, if that may be the end of a longer one."""
     text = content.decode("utf-8", errors="replace")
     if not is_cut:
         return text

@@ -1,1 +1,1 @@
-"""Facts shown in a terminal."""
+"""Terminal output of facts."""

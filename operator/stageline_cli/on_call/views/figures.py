@@ -1,4 +1,4 @@
-"""Formats numbers for people; a dash stands for what is not known. Pure."""
+"""Formats numbers for people; a dash stands for unknown values. Pure."""
 
 from datetime import datetime
 from typing import Final
@@ -14,14 +14,14 @@ def percent(share: float | None) -> str:
 
 
 def fine_percent(share: float | None) -> str:
-    """`0.8 %` where a small share matters: errors, a filling cache."""
+    """`0.8 %`, for small shares that matter: errors, cache usage."""
     if share is None or share == 0 or share >= 0.0995:
         return percent(share)
     return f"{100 * share:.2g} %"
 
 
 def rate(per_second: float | None) -> str:
-    """`3.2`, or `141` where decimals say nothing."""
+    """`3.2`, or `141` without decimals for large rates."""
     if per_second is None:
         return UNKNOWN
     return f"{per_second:.1f}" if per_second < 100 else f"{per_second:.0f}"

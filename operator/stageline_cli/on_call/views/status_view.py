@@ -1,4 +1,4 @@
-"""Facts as tables for a terminal. Pure: gives things that rich can print."""
+"""Facts as tables for a terminal. Pure: returns objects that rich prints."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ _STYLE_OF = {
 def fleet_view(snapshot: Snapshot, wide: bool) -> Iterator[RenderableType]:
     yield Text(snapshot.where, style="dim")
     if not snapshot.models:
-        yield Text("no PipelineModel is there")
+        yield Text("there is no PipelineModel")
     else:
         yield _fleet_table(snapshot, wide)
     yield from problem_lines(snapshot)
@@ -76,7 +76,7 @@ def group_line(group: GroupFacts, snapshot: Snapshot) -> str:
 def traffic_line(model: ModelFacts) -> str:
     seen = model.traffic
     if seen is None:
-        return "traffic: not known, no gateway told twice"
+        return "traffic: unknown, no gateway was read twice"
     parts = [
         f"{rate(seen.requests_per_second)} requests/s",
         f"{rate(seen.tokens_per_second)} tokens/s",

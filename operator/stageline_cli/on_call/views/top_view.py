@@ -14,16 +14,16 @@ from stageline_cli.on_call.views.status_view import group_line, problem_lines, t
 LONGEST_BAR_CELLS: Final = 40
 _SHORTEST_BAR_CELLS: Final = 10
 _BESIDE_BAR_CELLS: Final = 56
-"""What the figures take, so that a bar fits a terminal of 80 columns too."""
+"""Width of the figures, so that a bar also fits a terminal of 80 columns."""
 BUSY, WAIT, IDLE = "█", "▒", "·"
 
 
 def top_view(snapshot: Snapshot, width_cells: int) -> Iterator[RenderableType]:
-    """A heading, each model with its groups, and what could not be read, for a terminal so wide."""
+    """A heading, each model with its groups, and read errors, for a terminal of this width."""
     clock = snapshot.taken_at.astimezone()
     yield Text(f"{snapshot.where}, {clock:%H:%M:%S}    {BUSY} busy  {WAIT} wait  {IDLE} idle", style="dim")
     if not snapshot.models:
-        yield Text("no PipelineModel is there")
+        yield Text("there is no PipelineModel")
     for model in snapshot.models:
         yield from _model(model, snapshot, width_cells)
     yield from problem_lines(snapshot)

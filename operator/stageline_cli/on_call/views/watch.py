@@ -1,8 +1,8 @@
-"""Polls a source repeatedly, and keeps the readings that the next one is compared with.
+"""Polls a source repeatedly, and keeps the readings to compare with.
 
-Stages and engines are compared with the previous poll, so that a replaced group has figures from its second poll on;
-gateways with the oldest poll of a window of seconds, since requests are rarer than steps. A poll that fails keeps the
-last objects and says why.
+Stages and engines are compared with the previous poll, so that a replaced group has figures from its second poll on.
+Gateways are compared with the oldest poll of a time window, because requests are rarer than steps. If a poll fails, the
+last objects stay, with the error.
 """
 
 from collections import deque
@@ -34,7 +34,7 @@ class Watch:
         return self._snapshot or self.look()
 
     def look(self) -> Snapshot:
-        """Look now. The first look raises `UserError` when there is nothing to look at; later ones show it."""
+        """Poll now. The first poll raises `UserError` if there is no model; later ones show it."""
         trouble = self._read_objects()
         later = read_all(self._source.http, self._models)
         earlier = self._compared_with(later)

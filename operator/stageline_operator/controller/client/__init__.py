@@ -1,1 +1,1 @@
-"""The kinds of objects that the operator uses, its rights to them, and writes with guards."""
+"""The kinds of objects that the operator uses, its RBAC rules for them, and guarded writes."""

@@ -1,7 +1,7 @@
-"""Writes with the guards that make them safe to repeat: ownership, uid and resourceVersion.
+"""Writes guarded by ownership, uid and resourceVersion, so that repeating them is safe.
 
 Objects are applied server-side under one field manager. Pods and Secrets are created and never patched. A deletion
-names the uid it is meant for. A status is written only over the version it was computed from.
+names the uid of its object. A status is written only over the version that it was computed from.
 """
 
 from collections.abc import Mapping
@@ -17,24 +17,24 @@ from stageline_operator.planner.types import kind_of
 _CREATED_ONLY: Final = frozenset({"Pod", "Secret"})
 _UNPROCESSABLE: Final = 422
 _OVERTAKEN: Final = "Conflict"
-"""Somebody else used the namespace's quota at the same moment; an object that exists is `AlreadyExists`."""
+"""The reason when another writer used the namespace's quota at the same time; an existing object is `AlreadyExists`."""
 _MANAGED: Final = {"fieldManager": FIELD_MANAGER}
 
 
 class StaleError(Exception):
-    """The write was based on a version that is not the newest one any more: observe again."""
+    """The write was based on an outdated version: observe again."""
 
 
 class NameTakenError(Exception):
-    """An object of a needed name exists and belongs to someone else."""
+    """An object with the needed name exists and belongs to another owner."""
 
 
 async def write_status(api: KubeApi, model: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
     """Write `status` over exactly the version `model`; returns the new version.
 
     Raises:
-        StaleError: the model has another version by now, or is gone.
-        ApiError: anything else.
+        StaleError: the model has another version, or is gone.
+        ApiError: any other failure.
     """
     metadata = model["metadata"]
     version = metadata["resourceVersion"]
@@ -51,7 +51,7 @@ async def write_status(api: KubeApi, model: Mapping[str, Any], status: Mapping[s
             raise StaleError(str(error)) from error
         if error.status != _UNPROCESSABLE:
             raise
-        # Both a failed test and a status that breaks the schema are answered so; the version tells them apart.
+        # The API server sends the same error for a failed test and for an invalid status; the version tells them apart.
         current = await _live(api, PIPELINE_MODEL, metadata["namespace"], metadata["name"])
         if current is None or current["metadata"]["resourceVersion"] != version:
             raise StaleError(str(error)) from error
@@ -59,12 +59,12 @@ async def write_status(api: KubeApi, model: Mapping[str, Any], status: Mapping[s
 
 
 async def put_object(api: KubeApi, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Bring one object into being; None when it is there already and is never patched.
+    """Create or apply one object; None if it exists already and its kind is never patched.
 
     Raises:
-        NameTakenError: an object of this name belongs to someone else.
-        StaleError: it was not made because another was at the same moment; try again.
-        ApiError: anything else.
+        NameTakenError: an object of this name belongs to another owner.
+        StaleError: a concurrent write prevented it; try again.
+        ApiError: any other failure.
     """
     resource = RESOURCE_OF_KIND[kind_of(manifest)]
     if resource.kind in _CREATED_ONLY:
@@ -79,7 +79,7 @@ async def put_object(api: KubeApi, manifest: Mapping[str, Any]) -> dict[str, Any
     metadata = manifest["metadata"]
     path = resource.path(metadata["namespace"], metadata["name"])
     try:
-        # Not forced at first: an object of the same name that a person made would be taken over silently.
+        # Not forced at first: that would silently take over a user's object of the same name.
         return await api.patch(resource, path, manifest, APPLY, _MANAGED)
     except ApiError as error:
         if not error.is_conflict:
@@ -93,11 +93,11 @@ async def put_object(api: KubeApi, manifest: Mapping[str, Any]) -> dict[str, Any
 async def delete_object(
     api: KubeApi, kind: str, observed: Mapping[str, Any], grace_seconds: float | None
 ) -> dict[str, Any] | None:
-    """Delete the very object that was observed; returns it while it is ending, None when it is gone.
+    """Delete exactly the observed object; returns it while it is ending, None if it is gone.
 
     Raises:
-        StaleError: the name has another life by now.
-        ApiError: anything else.
+        StaleError: the name belongs to a newer object.
+        ApiError: any other failure.
     """
     metadata = observed["metadata"]
     options: dict[str, Any] = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
@@ -115,7 +115,7 @@ async def delete_object(
 
 
 def is_owned_alike(live: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
-    """Whether the controller of both is a PipelineModel of the same name (its uid may be of an earlier life)."""
+    """Whether both objects' controller is a PipelineModel of the same name (perhaps with another uid)."""
     theirs, ours = controller_of(live), controller_of(manifest)
     if theirs is None or ours is None:
         return False

@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator deals with, their places in the API, and what it may do with each."""
+"""The kinds of objects that the operator uses, their API paths and the allowed verbs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from stageline_kubernetes.resources import ApiResource
 from stageline_operator.planner.types import NATIVE_GROUP
 
 OWNED_SELECTOR: Final = f"{labels.APP_MANAGED_BY}=stageline-operator"
-"""Label selector of everything that belongs to a PipelineModel."""
+"""Label selector of all objects that belong to PipelineModels."""
 
 
 class ModelKey(NamedTuple):
@@ -30,18 +30,18 @@ class ObjectId(NamedTuple):
 
 @dataclass(frozen=True)
 class Resource(ApiResource):
-    """One kind that the operator uses. `verbs` is exactly what it does with it, and what its role grants."""
+    """One kind that the operator uses. `verbs` are exactly those that it uses and that its role grants."""
 
     verbs: tuple[str, ...]
 
     @property
     def is_watched(self) -> bool:
-        """Whether the operator keeps a copy of these."""
+        """Whether the operator caches objects of this kind."""
         return "watch" in self.verbs
 
     @property
     def selector(self) -> str:
-        """Label selector of the objects to watch; empty means all."""
+        """Label selector of the objects to watch; empty selects all."""
         return "" if self.kind in (pipeline_model.KIND, "Node") else OWNED_SELECTOR
 
 
@@ -55,14 +55,14 @@ PIPELINE_MODEL: Final = Resource(
 POD: Final = Resource("Pod", "", "v1", "pods", ("list", "watch", "create", "delete"))
 CONFIG_MAP: Final = Resource("ConfigMap", "", "v1", "configmaps", _APPLIED)
 SERVICE: Final = Resource("Service", "", "v1", "services", _APPLIED)
-# Only created: a patch is answered with the whole Secret, so the right to patch would be the right to read all.
+# Only created: the response to a patch contains the whole Secret, so the right to patch is a right to read.
 SECRET: Final = Resource("Secret", "", "v1", "secrets", ("create",))
 CACHE_CLAIM: Final = Resource("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims", _APPLIED)
 DISRUPTION_BUDGET: Final = Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets", _APPLIED)
 NETWORK_POLICY: Final = Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies", _APPLIED)
 NODE: Final = Resource("Node", "", "v1", "nodes", _READ, namespaced=False)
-# Kinds of schedulers that a cluster may lack, or get and lose while the operator runs: never watched, since a watch
-# that can't be had would count as the operator's own trouble. They are listed before any is deleted.
+# Kinds of schedulers that may be missing, or be installed and removed while the operator runs. They are never watched:
+# a failing watch would make the operator unready. They are listed before one is deleted.
 VOLCANO_POD_GROUP: Final = Resource(
     "PodGroup.scheduling.volcano.sh", "scheduling.volcano.sh", "v1beta1", "podgroups", _APPLIED_UNWATCHED
 )
@@ -90,12 +90,12 @@ RESOURCES: Final[tuple[Resource, ...]] = (
     LEASE,
 )
 RESOURCE_OF_KIND: Final[Mapping[str, Resource]] = {each.kind: each for each in RESOURCES}
-"""By kind as `planner.types.kind_of` tells it."""
+"""By kind as `planner.types.kind_of` returns it."""
 WATCHED: Final = tuple(each for each in RESOURCES if each.is_watched)
 
 
 class Place(NamedTuple):
-    """One kind in one namespace; the empty namespace stands for all of them, and for none with nodes."""
+    """One kind in one namespace. The empty namespace means all namespaces, or none for nodes."""
 
     resource: Resource
     namespace: str
@@ -111,7 +111,7 @@ def id_of(kind: str, manifest: Mapping[str, Any]) -> ObjectId:
 
 
 def model_key_of(manifest: Mapping[str, Any]) -> ModelKey | None:
-    """The model that an object's label names; None for one without."""
+    """The model that an object's label names; None if it has no such label."""
     metadata = manifest["metadata"]
     name = (metadata.get("labels") or {}).get(labels.MODEL)
     return None if name is None else ModelKey(metadata.get("namespace", ""), name)

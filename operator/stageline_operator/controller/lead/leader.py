@@ -1,8 +1,8 @@
-"""Leader election over a Lease: at most one replica acts, and a dead one is replaced within seconds.
+"""Leader election over a Lease: at most one replica acts, and a dead leader is replaced within seconds.
 
-`check` guards every write. It refuses once the last renewal is too old, whatever the event loop was doing meanwhile,
-so a replica that was cut off or frozen has stopped acting before another may start. Clocks of two machines need not
-agree: a replica takes a lease only after it has itself seen no renewal for as long as the lease lasts.
+`check` guards every write. It refuses if the last renewal is too old, even if the event loop was blocked. So a replica
+that was cut off or frozen stops acting before another one may start. Clocks need not agree: a replica takes a lease
+only after it saw no renewal for the lease duration.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ class SeenLease:
 
     @property
     def holder(self) -> str:
-        """Identity of the holder; empty when it was released."""
+        """Identity of the holder; empty if the lease was released."""
         return str(self.manifest.get("spec", {}).get("holderIdentity") or "")
 
     @property
     def version(self) -> str:
-        """resourceVersion, which every renewal changes."""
+        """resourceVersion; every renewal changes it."""
         return str(self.manifest["metadata"]["resourceVersion"])
 
     def may_be_taken(self, identity: str, now: float) -> bool:
-        """Whether it was released, is our own, or was not renewed for as long as its holder said it lasts."""
+        """Whether it was released, is this replica's own, or was not renewed for its duration."""
         if self.holder in ("", identity):
             return True
         duration = float(self.manifest["spec"].get("leaseDurationSeconds") or 0)
@@ -49,7 +49,7 @@ class SeenLease:
 
 
 class NotLeadingError(Exception):
-    """This replica may not write: another may be leading by now."""
+    """This replica may not write: another one may be leading."""
 
 
 class Leadership:
@@ -62,7 +62,7 @@ class Leadership:
         self._identity = identity
         self._seen: SeenLease | None = None
         self._leads_until = 0.0
-        """Monotonic time after which nothing may be written."""
+        """Monotonic time after which writes are refused."""
 
     @property
     def is_leading(self) -> bool:
@@ -73,9 +73,9 @@ class Leadership:
             raise NotLeadingError(f"{what}: not the leader")
 
     async def run(self, lead: Callable[[], Awaitable[None]], can_act: Callable[[], bool] = lambda: True) -> None:
-        """Compete until cancelled; while leading, `lead` runs, and it is cancelled when the lease is lost.
+        """Compete until cancelled. `lead` runs while this replica leads and is cancelled when the lease is lost.
 
-        A replica that can't act leaves the lease to others, and gives it up when it holds it.
+        A replica that can't act does not take the lease, and releases it if it holds it.
         """
         try:
             while True:
@@ -88,7 +88,7 @@ class Leadership:
             self._leads_until = 0.0
 
     async def release(self) -> None:
-        """Give the lease up, so that another replica need not wait for its end; call it when nothing acts any more."""
+        """Release the lease, so that no replica waits for its expiry; call it after all passes have ended."""
         self._leads_until = 0.0
         try:
             if self._seen is None or self._seen.holder != self._identity:
@@ -96,7 +96,7 @@ class Leadership:
             for tries_left in reversed(range(_RELEASE_TRIES)):
                 if await self._write_release(self._seen, may_fail=tries_left > 0):
                     break
-                # A renewal or a release that was cut off on its way may have been written all the same.
+                # A renewal or release whose response was lost may have been written.
                 await self._look()
                 if self._seen is None or self._seen.holder not in ("", self._identity):
                     return
@@ -104,10 +104,10 @@ class Leadership:
                     break
             _log.info("released lease %s/%s", self._name.namespace, self._name.name)
         except ApiError as error:
-            _log.warning("could not release the lease; it lapses by itself: %s", error)
+            _log.warning("could not release the lease; it expires on its own: %s", error)
 
     async def _write_release(self, seen: SeenLease, may_fail: bool) -> bool:
-        """Returns False when it `may_fail`, and the lease has another version or no answer came. Raises `ApiError`."""
+        """Returns False if it `may_fail` and the lease has changed or no response came. Raises `ApiError`."""
         try:
             await self._api.replace(LEASE, released_manifest(self._name, seen.manifest))
         except ApiError as error:
@@ -129,16 +129,16 @@ class Leadership:
         if not acting.cancelled() and (error := acting.exception()) is not None:
             raise error
         why = "the lease could not be renewed in time or was taken" if can_act() else "nothing can be served"
-        _log.warning("not leading any more: %s", why)
+        _log.warning("no longer leading: %s", why)
 
     async def _try(self) -> bool:
-        """Take or renew the lease; returns whether this replica leads now."""
+        """Take or renew the lease; returns whether this replica leads."""
         began = time.monotonic()
         try:
             held = await self._write_lease()
         except ApiError as error:
             if error.is_conflict:
-                self._leads_until = 0.0  # someone else wrote: look again before acting
+                self._leads_until = 0.0  # another replica wrote: read again before acting
             else:
                 _log.warning("lease: %s", error)
             return self.is_leading
@@ -177,7 +177,7 @@ class Leadership:
 
 
 def see(manifest: Mapping[str, Any], before: SeenLease | None, now: float) -> SeenLease:
-    """The version just read; one that was seen before keeps the time at which it was first seen."""
+    """The version just read; a version seen before keeps its time."""
     if before is not None and before.version == manifest["metadata"]["resourceVersion"]:
         return before
     return SeenLease(manifest, now)

@@ -1,8 +1,8 @@
-"""Sets `replicas` of models with `spec.autoscaling`, by the load that their engines tell; a pass then does the rest.
+"""Sets `replicas` of models with `spec.autoscaling` from the load that their engines report.
 
-It writes the resource's scale, as an autoscaler of the cluster would, and only over the number that it decided from: a
-person who scales at the same moment is not overruled unseen. What it remembers between looks is since when there have
-been too many groups; another leader begins that time anew, and takes groups away later, never sooner.
+It writes the scale subresource, as a HorizontalPodAutoscaler does. It only overwrites the number that its decision was
+based on, so that a user's concurrent change is kept. Its only memory is since when there were too many groups. A new
+leader restarts that time, so it removes groups later, never sooner.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ _LOOK_SECONDS: Final = 5.0
 _MODELS_AT_ONCE: Final = 16
 _SCALE: Final = ("scale",)
 _TEST_FAILED: Final = 422
-"""How a JSON patch is answered whose test fails."""
+"""The status for a JSON patch with a failed test."""
 
 _log = logging.getLogger(__name__)
 
 
 class Autoscaler:
-    """One for all models. Belongs to one event loop."""
+    """Scales all models. Belongs to one event loop."""
 
     def __init__(
         self, settings: OperatorSettings, api: KubeApi, cache: ObjectCache, events: EventRecorder, poller: PodPoller
@@ -54,7 +54,7 @@ class Autoscaler:
         self._refusals = Refusals()
 
     async def run(self) -> None:
-        """Look at all models every few seconds, until cancelled."""
+        """Check all models every few seconds, until cancelled."""
         while True:
             scaled = dict(self._scaled_models())
             self._surplus = {key: each for key, each in self._surplus.items() if key in scaled}
@@ -65,7 +65,7 @@ class Autoscaler:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _scaled_models(self) -> Iterator[tuple[ModelKey, AutoscalingSpec]]:
-        """Models that are to be scaled and that this operator acts on."""
+        """Models with autoscaling that this operator acts on."""
         for identity, manifest in self._cache.of_kind(pipeline_model.KIND):
             spec = manifest.get("spec") or {}
             if "autoscaling" not in spec or spec.get("suspend") or manifest["metadata"].get("deletionTimestamp"):
@@ -75,7 +75,7 @@ class Autoscaler:
             try:
                 given = AutoscalingSpec.read_accepted(spec["autoscaling"])
             except ValidationError:
-                continue  # the pass over the model says so in its status
+                continue  # the reconcile of the model reports it in its status
             yield ModelKey(identity.namespace, identity.name), given
 
     async def _look_at(self, key: ModelKey, spec: AutoscalingSpec) -> None:
@@ -103,15 +103,15 @@ class Autoscaler:
             await self._api.patch(PIPELINE_MODEL, path, patch, JSON_PATCH, {"fieldManager": FIELD_MANAGER})
         except ApiError as error:
             _log.warning("replicas stay %d: %s", replicas, error, extra={"namespace": key.namespace, "model": key.name})
-            # Somebody else scaled it, or it is gone: the next look decides anew.
+            # Another writer scaled it, or it is gone: the next check decides again.
             if error.is_not_found or error.is_conflict or error.status == _TEST_FAILED:
                 return
             now = datetime.now(UTC)
-            if self._refusals.note(key, _SCALE, key.name, error, now).is_told(now):
-                words = f"replicas stay {replicas}, since the API server does not take {decided.replicas}: {error}"
+            if self._refusals.note(key, _SCALE, key.name, error, now).should_report(now):
+                words = f"replicas stay {replicas}, because the API server rejects {decided.replicas}: {error}"
                 self._events.record(manifest, PlannedEvent("Warning", EventReason.SCALE_REFUSED, words))
         except NotLeadingError:
-            _log.info("replicas stay %d: not leading any more", replicas)
+            _log.info("replicas stay %d: no longer leading", replicas)
         else:
             self._refusals.made(key, _SCALE)
             said = f"replicas {replicas} -> {decided.replicas}: {decided.why}"

@@ -1,9 +1,9 @@
-"""Everything that is watched: what of it can be read, how fresh it is, and the cache that follows from it.
+"""Feeds the cache from lists and watches, and tracks which places are readable and how fresh.
 
-Each kind in each namespace is a place with a reflector of its own. A place that can't be listed or watched hinders no
-other: it is left out and noted in `Unreadable`, and asked for again until it can be. PipelineModels are listed by their
-reflector and watched by kopf, which reports to the same place. A namespace whose PipelineModels may not be listed any
-more, as when it was deleted with its Role, is forgotten.
+Each kind in each namespace is a place with its own reflector. A place that can't be listed or watched does not block
+the others: it is noted in `Unreadable` and retried. PipelineModels are listed by their reflector and watched by kopf;
+both report to the same place. If the right to list PipelineModels in a namespace is lost, as when it is deleted with
+its Role, the namespace is dropped.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ from stageline_operator.controller.view.observe import node_losses
 from stageline_operator.controller.view.unreadable import FORBIDDEN, Unreadable
 
 _PATIENCE_SECONDS: Final = 15.0
-"""How long lists may fail for passing reasons before the others go on without what they ask for."""
+"""How long lists may fail with transient errors before the operator continues without those places."""
 _FRESH_SECONDS: Final = 20.0
-"""How long a new leader waits for lists before it looks after what it has seen."""
+"""How long a new leader waits for lists before it acts on the cached objects."""
 _LISTED_PATIENCE_SECONDS: Final = 120.0
-"""The same for what was listed before: its watch may still tell of changes."""
+"""The same limit for a place that was listed before: its watch may still report changes."""
 _LISTS_AT_ONCE: Final = 16
 _FORGIVEN_SECONDS: Final = 30.0
-"""How long a watch may be away before this replica is not ready: longer than the longest wait before another try."""
+"""How long a watch may be down before this replica is unready: longer than the longest retry interval."""
 NOT_LISTED: Final = "the cluster has not been listed yet"
 
 _log = logging.getLogger(__name__)
@@ -50,19 +50,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Feed:
-    """One place, as the observer of what watches it. Times are of the loop's clock."""
+    """State of one place, set by its reflector. Times are of the loop's clock."""
 
     place: Place
     view: "ClusterView"
     heard_at: float | None = None
-    """The last sign of life of a watch, or the last list; None before the first list."""
+    """Time of the last event, bookmark or list; None before the first list."""
     failing_since: float | None = None
     broken_since: float | None = -math.inf
-    """None while it is watched; -inf until it has been."""
+    """None while it is watched; -inf until its first watch."""
 
     @property
     def is_only_listed(self) -> bool:
-        """Whether its reflector only lists, and kopf watches."""
+        """Whether its reflector only lists, while kopf watches."""
         return self.place.resource is PIPELINE_MODEL
 
     def listed(self, listing: Listing) -> None:
@@ -86,7 +86,7 @@ class Feed:
 
 
 class ClusterView:
-    """Feeds the cache, and knows what could be listed. `on_change` is called with models to look at again."""
+    """Feeds the cache and tracks readable places. `on_change` is called with models to reconcile."""
 
     def __init__(
         self,
@@ -113,12 +113,12 @@ class ClusterView:
         self._verdict = asyncio.Event()
 
     def models(self) -> list[tuple[Feed, Callable[[], None]]]:
-        """Of each namespace served: its PipelineModels, which kopf watches, and what lists them anew."""
+        """The feed of each served namespace's PipelineModels, for kopf, and the callback that relists them."""
         places = [Place(PIPELINE_MODEL, name) for name in self._namespaces]
         return [(self._feeds[place], self._reflectors[place].relist) for place in places]
 
     async def next_verdict(self) -> None:
-        """Wait until what can be read has changed."""
+        """Wait until a place becomes readable or unreadable."""
         await self._verdict.wait()
 
     @property
@@ -127,11 +127,11 @@ class ClusterView:
 
     @property
     def serves(self) -> bool:
-        """Whether the models and pods of some namespace can be read."""
+        """Whether the models and pods of at least one namespace are readable."""
         return any(all(map(self._is_readable, _needed(each))) for each in self._namespaces)
 
     def problem(self) -> str:
-        """Why this replica can't act; empty when it can."""
+        """Why this replica can't act; empty if it can."""
         if not all(self._is_judged(place) for place in self._feeds):
             return NOT_LISTED
         if self.serves:
@@ -140,7 +140,7 @@ class ClusterView:
         return f"nothing can be served: {next(filter(None, reasons), '')}"
 
     def _unwatched(self) -> str:
-        """Which watch is away for too long: changes would be heard of minutes late."""
+        """Which watch has been down too long, so that changes arrive minutes late."""
         now = asyncio.get_running_loop().time()
         away = [(feed.broken_since, place) for place, feed in self._feeds.items() if feed.broken_since is not None]
         late = [each for each in away if now - each[0] > _FORGIVEN_SECONDS and self._is_readable(each[1])]
@@ -152,7 +152,7 @@ class ClusterView:
         return f"the watch of {place} {how_long}{others}; the log says why"
 
     def missing(self, namespace: str, kinds: Iterable[str]) -> str:
-        """What of these kinds can't be seen in a namespace; empty when all can. Kinds that aren't watched count too."""
+        """Which of these kinds can't be read in a namespace; empty if all can. Kinds that aren't watched count too."""
         for kind in kinds:
             if why := self._unreadable.needed_for(namespace, [kind]):
                 return why
@@ -163,7 +163,7 @@ class ClusterView:
         return ""
 
     def ages_seconds(self) -> dict[str, float]:
-        """By plural: seconds since the last list or sign of life of a watch; of several namespaces the longest."""
+        """By plural: seconds since the last list, event or bookmark; the longest over all namespaces."""
         now, ages = asyncio.get_running_loop().time(), dict[str, float]()
         for place, feed in self._feeds.items():
             if feed.heard_at is not None and self._is_readable(place):
@@ -172,7 +172,7 @@ class ClusterView:
         return ages
 
     def take_list(self, feed: Feed, listing: Listing) -> None:
-        """Put a list in place of what was known."""
+        """Replace the cached objects of a place by a list."""
         resource, is_first = feed.place.resource, feed.heard_at is None
         wrong = self._cache.replace(resource.kind, feed.place.namespace, listing.items, listing.version)
         if not is_first and self._is_readable(feed.place) and wrong:
@@ -182,7 +182,7 @@ class ClusterView:
         self._note_readable(feed, is_first)
 
     def take_events(self, feed: Feed, events: Sequence[Mapping[str, Any]]) -> None:
-        """What a watch that is open brings."""
+        """Apply the events of a watch to the cache."""
         for event in events:
             take = self._cache.remove if event["type"] == "DELETED" else self._cache.put
             take(feed.place.resource.kind, event["object"])
@@ -192,7 +192,7 @@ class ClusterView:
         self._note_readable(feed, False)
 
     def _note_readable(self, feed: Feed, is_first: bool) -> None:
-        """A place that was left out is back once it is listed and watched."""
+        """A place is readable again once it is listed and watched."""
         is_back = feed.broken_since is None and self._unreadable.clear(feed.place)
         if is_back:
             _log.info("%s can be listed and watched again", feed.place)
@@ -201,11 +201,11 @@ class ClusterView:
             self._tell_verdict()
 
     def note_failure(self, feed: Feed, error: ApiError) -> None:
-        """A list or a watch failed: wait for a while if that may pass, then go on without the place."""
+        """Handle a failed list or watch: wait if the error is transient, then continue without the place."""
         now = asyncio.get_running_loop().time()
         feed.failing_since = now if feed.failing_since is None else feed.failing_since
         patience = _PATIENCE_SECONDS if feed.heard_at is None else _LISTED_PATIENCE_SECONDS
-        may_pass = error.is_passing or error.is_expired  # a list may be too slow for its first page
+        may_pass = error.is_passing or error.is_expired  # the first page of a list may be too slow
         if may_pass:
             _log.warning("trying again: %s", error)
         if not may_pass or now - feed.failing_since >= patience:
@@ -216,7 +216,7 @@ class ClusterView:
         await asyncio.gather(*(each.run() for each in self._reflectors.values()))
 
     async def list_everything(self) -> None:
-        """List every place now, waiting a while for an API server that is out, or for what it doesn't answer."""
+        """List every place now; wait a limited time if the API server is down or a list fails."""
         looks = {asyncio.ensure_future(self._look(each)) for each in self._feeds.values()}
         try:
             ended, _ = await asyncio.wait(looks, timeout=_FRESH_SECONDS)
@@ -227,7 +227,7 @@ class ClusterView:
             await asyncio.gather(*looks, return_exceptions=True)
 
     async def look_at_model(self, key: ModelKey) -> None:
-        """Read one model, its pods, the PodGroups it asks for, and those of its nodes that seem lost, as they are now.
+        """Read one model now, with its pods, its PodGroups, and those of its nodes that seem lost.
 
         Raises `ApiError`.
         """
@@ -248,18 +248,18 @@ class ClusterView:
         try:
             self._cache.put(NODE.kind, await self._api.get(NODE, "", name))
         except ApiError as error:
-            # The next list of nodes finds that the right to see them is gone.
+            # The next list of nodes detects that the right to read them is gone.
             if not error.is_not_found and error.status not in FORBIDDEN:
                 raise
 
     async def look_at_status(self, key: ModelKey) -> None:
-        """Read one PipelineModel as it is now. Raises `ApiError`."""
+        """Read the current version of one PipelineModel. Raises `ApiError`."""
         try:
             self._cache.put(PIPELINE_MODEL.kind, await self._api.get(PIPELINE_MODEL, key.namespace, key.name))
         except ApiError as error:
             if not error.is_not_found:
                 raise
-            # The watch may have told of its end already.
+            # The watch may have reported its deletion already.
             if (known := self._cache.model(key)) is not None:
                 self._cache.remove(PIPELINE_MODEL.kind, known)
 
@@ -269,7 +269,7 @@ class ClusterView:
         return Reflector(*what, watches=not feed.is_only_listed, list_slots=slots)
 
     async def _look(self, feed: Feed) -> None:
-        """List one place, again for a while where that fails for passing reasons."""
+        """List one place; retry transient errors for a while."""
         began = asyncio.get_running_loop().time()
         while True:
             try:
@@ -307,5 +307,5 @@ class ClusterView:
 
 
 def _needed(namespace: str) -> tuple[Place, Place]:
-    """What must be read of a namespace so that any model of it can be served."""
+    """What must be readable in a namespace before any of its models can be served."""
     return Place(PIPELINE_MODEL, namespace), Place(POD, namespace)

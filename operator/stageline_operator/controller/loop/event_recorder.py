@@ -1,7 +1,7 @@
-"""Kubernetes Events about PipelineModels: what happened once is one Event, what repeats is counted in its series.
+"""Posts Kubernetes Events about PipelineModels. Repeated ones are counted in their series.
 
-An Event's name follows from what it says, so a crash after posting makes no second one. A model that has much to say
-is cut short: Events explain, they are not a log. Posting never delays or fails a pass.
+An Event's name is derived from its content, so a crash after posting makes no duplicate. Events are rate-limited per
+model: they explain, but are no log. Posting never delays or fails a reconcile.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from stageline_operator.planner.types import PlannedEvent
 
 _LONGEST_NOTE: Final = 1024
 _LONGEST_NAME: Final = 128
-"""Bytes that the API server takes, of UTF-8, though its refusals call them characters."""
+"""Limit of the API server in bytes of UTF-8, although its errors call them characters."""
 _ELLIPSIS: Final = "…"
 _REMEMBERED: Final = 4096
 _WAITING: Final = 1000
 _BURST: Final = 25
 _SECONDS_BETWEEN: Final = 10.0
-"""Beyond the burst, one Event of a model in so many seconds."""
+"""Beyond the burst, one Event per model in this time."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class _Allowance:
 
 
 class EventRecorder:
-    """Posts Events one after another, in a task of its own."""
+    """Posts Events one after another, in its own task."""
 
     def __init__(self, api: KubeApi, instance: str) -> None:
         self._api = api
@@ -51,7 +51,7 @@ class EventRecorder:
         self._allowances: OrderedDict[ModelKey, _Allowance] = OrderedDict()
 
     def record(self, model: Mapping[str, Any], event: PlannedEvent) -> None:
-        """Queue one Event about `model`; it is dropped when the model has used up its burst."""
+        """Queue one Event about `model`; it is dropped if the model has used its burst."""
         metadata = model["metadata"]
         key = ModelKey(metadata["namespace"], metadata["name"])
         about = {"namespace": key.namespace, "model": key.name}
@@ -61,7 +61,7 @@ class EventRecorder:
         try:
             self._waiting.put_nowait(event_manifest(model, event, self._instance, datetime.now(UTC)))
         except asyncio.QueueFull:
-            _log.warning("dropped an Event: too many wait to be posted", extra=about)
+            _log.warning("dropped an Event: the queue is full", extra=about)
 
     async def run(self) -> None:
         """Post until cancelled."""
@@ -85,11 +85,11 @@ class EventRecorder:
             await self._api.patch(EVENT, EVENT.path(namespace, name), series, MERGE_PATCH, {})
         except ApiError as error:
             if error.is_not_found:
-                self._counts.pop(name, None)  # it lapsed; the next one is new
+                self._counts.pop(name, None)  # it expired; the next one is new
             if not error.is_namespace_ending:
                 _log.warning("Event %s: %s", manifest["reason"], error)
         except NotLeadingError:
-            _log.info("Event %s not posted: not leading any more", manifest["reason"])
+            _log.info("Event %s not posted: no longer leading", manifest["reason"])
 
     def _remember(self, name: str, count: int) -> None:
         self._counts[name] = count
@@ -109,7 +109,7 @@ class EventRecorder:
 
 
 def event_manifest(model: Mapping[str, Any], event: PlannedEvent, instance: str, now: datetime) -> dict[str, Any]:
-    """The Event; its name is a hash of the model's uid and of what it says, so that the same is posted once."""
+    """The Event; its name is a hash of the model's uid and the Event's content, so that a repeat has the same name."""
     metadata = model["metadata"]
     said = "\n".join((metadata["uid"], event.type, event.reason, event.message))
     return {
@@ -137,7 +137,7 @@ def event_manifest(model: Mapping[str, Any], event: PlannedEvent, instance: str,
 
 
 def cut_to_bytes(text: str, limit: int) -> str:
-    """The text, or as many whole characters of it as fit into `limit` bytes of UTF-8, an ellipsis included."""
+    """The text cut to at most `limit` bytes of UTF-8 at a character boundary, including an ellipsis."""
     encoded = text.encode(errors="replace")
     if len(encoded) <= limit:
         return encoded.decode()

@@ -1,7 +1,7 @@
-"""Carries out the deletions and writes of a step, each object by itself.
+"""Executes the deletions and writes of a step, object by object.
 
-A write that fails holds up the pods of those groups that need the object, and no others: not even when the object
-exists, and only its change is refused. What failed before is tried again last, when the others have what they need.
+A failed write holds up only the pods of groups that need the object, and not even those if the object exists and only
+its change is refused. Writes that failed before are retried last, after all others.
 """
 
 import asyncio
@@ -40,15 +40,16 @@ NO_NATIVE_GANGS: Final = (
 _WRITES_AT_ONCE: Final = 16
 _PODS_A_PASS: Final = 128
 _WORKING_SECONDS: Final = 20.0
-"""After which a pass begins no more writes: it must end soon, also where admission webhooks take 30 s over each, since
-whoever hangs is restarted."""
+"""After this time a pass begins no more writes. It must end soon even if admission webhooks take 30 s per write: a
+hanging pass restarts the operator.
+"""
 
 Model = Mapping[str, Any]
 Write = Callable[[], Awaitable[None]]
 
 
 class ObjectWriter:
-    """Writes for one model at a time; never two at a time for one. Belongs to one event loop."""
+    """Executes steps, never two at a time for one model. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -65,29 +66,29 @@ class ObjectWriter:
         self._metrics = metrics
         self.refusals = Refusals()
         self._secrets: dict[ModelKey, tuple[str, frozenset[str]]] = {}
-        """Uid and names of the Secrets made for each model: the operator may not look for them."""
+        """Uid and Secret names of each model whose Secrets were created: the operator may not read Secrets."""
 
         self._at_once: dict[ModelKey, int] = {}
-        """How many pods to make at once in the next pass over a model that has more to make."""
+        """How many pods the next pass over a model creates at once, if there are more to create."""
 
     def secrets_of(self, key: ModelKey, uid: str) -> frozenset[str]:
-        """Names of the Secrets that were made for this life of the model."""
+        """Names of the Secrets that were created for the model with this uid."""
         known_uid, made = self._secrets.get(key, ("", frozenset()))
         return made if known_uid == uid else frozenset()
 
-    def begin_another_life(self, key: ModelKey) -> None:
-        """Make sure of the Secrets again before the next pods: somebody may have deleted them."""
+    def recreate_secrets(self, key: ModelKey) -> None:
+        """Create the Secrets again before the next pods: a user may have deleted them."""
         self._secrets.pop(key, None)
         self.refusals.retry_pods(key, datetime.now(UTC))
 
     def forget(self, key: ModelKey) -> None:
-        """The model is gone."""
+        """Drop the state of a deleted model."""
         self._secrets.pop(key, None)
         self._at_once.pop(key, None)
         self.refusals.forget(key)
 
     async def carry_out(self, key: ModelKey, model: Model, step: Plan) -> bool:
-        """Returns whether there is more to do at once. Raises `ApiError` when the namespace is ending."""
+        """Returns whether the next pass must follow at once. Raises `ApiError` if the namespace is terminating."""
         end_at = time.monotonic() + _WORKING_SECONDS
         shared = [each for each in step.apply if each["kind"] != "Pod"]
         fresh = [each for each in shared if not self.refusals.knows(key, slot_of(each))]
@@ -108,16 +109,16 @@ class ObjectWriter:
     def _held_groups(
         self, key: ModelKey, step: Plan, failed: Sequence[Mapping[str, Any]], groups: AbstractSet[int]
     ) -> set[int]:
-        """Those of the groups that need an object which could not be written."""
+        """The groups that need an object which could not be written."""
         held: set[int] = set()
         for each in failed:
-            if not self._does_for_now(key, step, each):
+            if not self._is_usable(key, step, each):
                 held |= step.needed_by.get((kind_of(each), each["metadata"]["name"]), groups)
         return held
 
-    def _does_for_now(self, key: ModelKey, step: Plan, manifest: Mapping[str, Any]) -> bool:
-        """Whether the object is there as it was, and pods can do with that."""
-        if manifest["kind"] == "Secret":  # may not be looked for, and was there when a group served
+    def _is_usable(self, key: ModelKey, step: Plan, manifest: Mapping[str, Any]) -> bool:
+        """Whether the old version of the object exists and is sufficient for pods."""
+        if manifest["kind"] == "Secret":  # it can't be read, and existed when a group served
             return any(group.served for group in step.status.groups)
         identity = ObjectId(kind_of(manifest), key.namespace, manifest["metadata"]["name"])
         known = self._cache.get(identity)
@@ -125,10 +126,10 @@ class ObjectWriter:
         return is_ours and (identity.kind, identity.name) not in self.refusals.unchangeable(key)
 
     async def _make_pods(self, key: ModelKey, model: Model, pods: Sequence[Mapping[str, Any]], end_at: float) -> bool:
-        """Make pods, several at once; returns whether the next pass has more to do about them.
+        """Create pods, several at once; returns whether the next pass must create more.
 
-        Few at first and twice as many each time, so that a quota is not asked in vain for all of them: of a group of
-        which one is refused no further one is tried for now. What is too many for one pass is left to the next.
+        The first batch is small and each next one doubles, so that a used-up quota refuses few requests. If one pod of
+        a group is refused, no more pods of that group are tried for now. The next pass creates the rest.
         """
         now = datetime.now(UTC)
         waiting = {_group_of(each) for each in pods if self.refusals.waits(key, slot_of(each), now)}
@@ -144,7 +145,7 @@ class ObjectWriter:
             left = [each for each in left if _group_of(each) not in refused]
             at_once = min(_WRITES_AT_ONCE, at_once * 2)
         if left and not refused:
-            self._at_once[key] = at_once  # behind slow admission a pass ends after one batch
+            self._at_once[key] = at_once  # with slow admission webhooks a pass ends after one batch
         return bool(refused or left)
 
     async def _put(self, key: ModelKey, model: Model, manifest: Mapping[str, Any]) -> None:
@@ -176,7 +177,7 @@ class ObjectWriter:
         manifest: Mapping[str, Any],
         write: Write,
     ) -> None:
-        """Write, unless that failed a moment ago; what fails is noted and said."""
+        """Write, unless the same write failed a moment ago; a failure is noted and reported."""
         if self.refusals.waits(key, slot, datetime.now(UTC)):
             return
         try:
@@ -185,18 +186,18 @@ class ObjectWriter:
             if isinstance(error, ApiError) and error.is_namespace_ending:
                 raise
             name, words = manifest["metadata"]["name"], _gang_words(manifest, error)
-            self._tell(key, model, slot, error, self.refusals.note(key, slot, name, error, datetime.now(UTC), words))
+            self._report(key, model, slot, error, self.refusals.note(key, slot, name, error, datetime.now(UTC), words))
         else:
             self.refusals.made(key, slot)
 
-    def _tell(self, key: ModelKey, model: Model, slot: Slot, error: WriteError, refusal: Refusal) -> None:
-        """Count a failure, and say it once it has lasted; what is refused of pods the planner says."""
+    def _report(self, key: ModelKey, model: Model, slot: Slot, error: WriteError, refusal: Refusal) -> None:
+        """Count a failure, and post an Event once it has lasted; the planner reports refused pods."""
         is_taken = isinstance(error, NameTakenError)
         if not is_pod(slot):
             kind = "name_taken" if is_taken else "unavailable" if refusal.is_passing else "refused"
             self._metrics.reconcile_errors.labels(key.namespace, key.name, kind).inc()
-        is_remade = refusal.is_unchangeable  # the planner says so
-        if refusal.is_told(datetime.now(UTC)) and (is_taken or not is_pod(slot)) and not is_remade:
+        is_remade = refusal.is_unchangeable  # the planner reports it
+        if refusal.should_report(datetime.now(UTC)) and (is_taken or not is_pod(slot)) and not is_remade:
             reason = NAME_TAKEN if is_taken else WRITE_REFUSED
             self._events.record(model, PlannedEvent("Warning", reason, refusal.message))
 
@@ -210,7 +211,7 @@ class ObjectWriter:
             self._cache.put(kind_of(manifest), written)
 
     async def _find_pod(self, key: ModelKey, manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The pod that has the name already, when an earlier pass made it; one that went meanwhile is made again."""
+        """An existing pod of that name, created by an earlier pass; None if it is gone, to create it again."""
         name = manifest["metadata"]["name"]
         await self._view.look_at_model(key)
         known = self._cache.get(ObjectId("Pod", key.namespace, name))
@@ -220,7 +221,7 @@ class ObjectWriter:
 
 
 async def _write_all(writes: Sequence[Write], end_at: float) -> bool:
-    """Several at once; returns whether there was time for all. Raises what the first raises that fails."""
+    """Run several at once; returns whether there was time for all. Raises the first error."""
     for start in range(0, len(writes), _WRITES_AT_ONCE):
         if time.monotonic() >= end_at:
             return False
@@ -236,7 +237,7 @@ def slot_of_deletion(deletion: Deletion) -> Slot:
 
 
 def _gang_words(manifest: Mapping[str, Any], error: WriteError) -> str:
-    """What to say of a PodGroup whose kind the cluster lacks; empty for any other failure."""
+    """The message for a PodGroup whose kind is not installed; empty for any other failure."""
     if not (isinstance(error, ApiError) and error.is_not_found and manifest.get("kind") == POD_GROUP):
         return ""
     is_native = manifest["apiVersion"].partition("/")[0] == NATIVE_GROUP

@@ -1,12 +1,12 @@
 """One pass over one PipelineModel: observe, plan, apply.
 
-The order of writing is the plan's contract: status, deletions, objects, and pods last among these. A status that can't
-be written ends the pass; the next one begins with what is there by then, so nothing is done twice. All else fails by
-itself (`object_writer`).
+The writes follow the plan's contract: status, deletions, objects, and pods last. A status that can't be written ends
+the pass. The next one starts from the current state, so no step is executed twice. Any other write fails alone
+(`object_writer`).
 
-A watch may lag. Making what is missing is safe on an old view, because names are fixed: it exists already. Taking away
-is not: a pod that only this operator has not heard of yet would look lost, and its healthy group would be replaced. So
-a step that takes something away is planned again from the cluster as it is now.
+A watch may lag. Creating a missing object is safe on an outdated view, because names are fixed: the object exists
+already. Deleting is not safe: a pod missing only in the cache would look lost, and its healthy group would be replaced.
+So a step that deletes something is planned again from a fresh read.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from stageline_operator.planner.types import Observed, Plan, PlannedEvent, Setti
 
 _TOKEN_BYTES: Final = 32
 _ENDING_LOOK_SECONDS: Final = 10.0
-"""How soon to look again at what is left of a model that ends."""
-_TELL_AGAIN_SECONDS: Final = 300.0
-"""Between two Events that a model is another installation's: an Event lapses within the hour."""
+"""Requeue interval for the remaining objects of a deleted model."""
+_REPORT_INTERVAL_SECONDS: Final = 300.0
+"""Interval of the Event that a model belongs to another installation; Events expire within the hour."""
 _FORBIDDEN: Final = 403
 OTHER_OPERATOR: Final = (
-    "the operator of Lease {own} refuses this model: status.operator says that it is {holder}'s. If that operator is "
+    "the operator of Lease {own} refuses this model: status.operator names {holder}. If that operator is "
     "gone, hand the model over: kubectl -n {key.namespace} patch plm {key.name} --subresource=status --type=merge "
     """-p '{{"status":{{"operator":""}}}}'"""
 )
@@ -62,7 +62,7 @@ class _Prepared:
 
 
 class Reconciler:
-    """Runs passes. The queue never gives out one model twice at a time."""
+    """Runs passes. The queue never hands out a model that is being reconciled."""
 
     def __init__(
         self,
@@ -84,55 +84,57 @@ class Reconciler:
         self._metrics = metrics
         self._poller = poller
         self._refused: dict[ModelKey, tuple[str, float]] = {}
-        """Models of other installations, with the Lease that an Event has named, and when, on the loop's clock."""
+        """Models of other installations: the Lease that the last Event named, and its time on the loop's clock."""
         self._writer = ObjectWriter(api, cache, view, events, metrics)
 
     async def reconcile(self, key: ModelKey) -> float | None:
-        """One pass; returns when to look again, None for when something changes.
+        """One pass; returns the requeue time, None to wait for a change.
 
         Raises:
-            StaleError: another writer was first; look again.
-            ApiError: the API server did not do as asked.
+            StaleError: another writer was first; observe again.
+            ApiError: the API server refused or failed.
         """
         try:
             return await self._pass(key)
         except ApiError as error:
-            await self._tell_failure(key, error)
+            await self._report_failure(key, error)
             raise
 
     async def _pass(self, key: ModelKey) -> float | None:
-        if self._is_anothers(key):
-            return _TELL_AGAIN_SECONDS
+        if self._is_foreign(key):
+            return _REPORT_INTERVAL_SECONDS
         prepared = self._prepare(key)
         self._check_all_is_seen(key, prepared)
         if prepared is not None and needs_fresh_view(prepared.step, prepared.observed.status):
             await self._view.look_at_model(key)
-            if self._is_anothers(key):
-                return _TELL_AGAIN_SECONDS
+            if self._is_foreign(key):
+                return _REPORT_INTERVAL_SECONDS
             prepared = self._prepare(key)
         if prepared is None:
-            # Gone or going: the garbage collector ends what it owns, pods with their grace.
+            # Gone or being deleted: the garbage collector deletes owned objects, pods with their grace period.
             self._writer.forget(key)
             return await self._end(key)
         return await self._execute(key, prepared.manifest, prepared.observed, prepared.step)
 
-    def _is_anothers(self, key: ModelKey) -> bool:
-        """Whether this model is another installation's, as an Event says now and then: both would act alike."""
+    def _is_foreign(self, key: ModelKey) -> bool:
+        """Whether another installation owns this model, which an Event reports now and then: two operators must not
+        both act.
+        """
         manifest = self._cache.model(key)
         status = PipelineModelStatus() if manifest is None else recorded_status(manifest)
         if manifest is None or not self._settings.is_anothers(status):
             self._refused.pop(key, None)
             return False
         now = asyncio.get_running_loop().time()
-        holder, told_at = self._refused.get(key, ("", now))
-        if holder != status.operator or now - told_at >= _TELL_AGAIN_SECONDS:
+        holder, reported_at = self._refused.get(key, ("", now))
+        if holder != status.operator or now - reported_at >= _REPORT_INTERVAL_SECONDS:
             self._refused[key] = status.operator, now
             words = OTHER_OPERATOR.format(own=self._settings.claim, holder=status.operator, key=key)
             self._events.record(manifest, PlannedEvent("Warning", EventReason.OTHER_OPERATOR, words))
         return True
 
     async def _end(self, key: ModelKey) -> float | None:
-        """Of a model that ends, delete what is left on lost nodes, which nobody else would."""
+        """Delete the pods of a deleted model on lost nodes; no kubelet confirms their end."""
         if not plan_ending(self._observe_ending(key), datetime.now(UTC)):
             return _ENDING_LOOK_SECONDS if self._observe_ending(key).pods else None
         await self._view.look_at_model(key)
@@ -174,9 +176,9 @@ class Reconciler:
     async def _execute(
         self, key: ModelKey, manifest: Mapping[str, Any], observed: Observed, step: Plan
     ) -> float | None:
-        """Returns when to look again: at once when pods are to be made, or what failed is to go on record."""
+        """Returns the requeue time: 0 if pods must be created or a failure must be recorded."""
         if begins_another_life(step, observed.status):
-            self._writer.begin_another_life(key)
+            self._writer.recreate_secrets(key)
         await self._write(key, manifest, observed.status, self._claimed(step.status))
         transition = transition_between(observed.status, step.status, observed.pods, datetime.now(UTC))
         self._metrics.count_transition(key.namespace, key.name, transition)
@@ -187,30 +189,30 @@ class Reconciler:
         wanted = {slot_of(each) for each in step.apply} | {slot_of_deletion(each) for each in step.delete}
         refusals.made(key, PASS)
         refusals.keep(key, wanted, {str(group.index) for group in step.status.groups})
-        told = refusals.sentence(key, now), refusals.pods(key, now).keys()
-        if has_more or told != (observed.refusal, observed.refused_pods.keys()):
+        reported = refusals.sentence(key, now), refusals.pods(key, now).keys()
+        if has_more or reported != (observed.refusal, observed.refused_pods.keys()):
             return 0.0
         waits = (step.requeue_after_seconds, refusals.next_look(key, wanted, now))
         return min((each for each in waits if each is not None), default=None)
 
     def _check_all_is_seen(self, key: ModelKey, prepared: "_Prepared | None") -> None:
-        """Do nothing of a step that needs what can't be listed.
+        """Refuse the whole step if it needs a kind that can't be listed.
 
-        Raises `ApiError`: half of a step could take a healthy group away and not be able to make the next one, and
-        pods that are not seen look lost.
+        Raises `ApiError`. Half of a step could delete a healthy group and then fail to create the next one; pods that
+        can't be read look lost.
         """
         if prepared is not None:
             missing = self._view.missing(key.namespace, [POD.kind, *map(kind_of, prepared.step.apply)])
             if missing:
                 raise ApiError(missing, _FORBIDDEN, "Forbidden")
 
-    async def _tell_failure(self, key: ModelKey, error: ApiError) -> None:
-        """Say on the model, once that has lasted, that passes over it fail."""
+    async def _report_failure(self, key: ModelKey, error: ApiError) -> None:
+        """Report on the model that its passes fail, once that has lasted."""
         manifest, now = self._cache.model(key), datetime.now(UTC)
         if manifest is None or error.is_namespace_ending:
             return
         refusal = self._writer.refusals.note(key, PASS, key.name, error, now)
-        if not refusal.is_told(now):
+        if not refusal.should_report(now):
             return
         self._events.record(manifest, PlannedEvent("Warning", WRITE_REFUSED, refusal.message))
         try:
@@ -223,7 +225,7 @@ class Reconciler:
             _log.warning("the status does not say why: %s", also)
 
     def _claimed(self, status: PipelineModelStatus) -> PipelineModelStatus:
-        """With this installation's name; without a Lease it has none, and another's would name who doesn't act."""
+        """The status with this installation's Lease; empty without one, because another name would be wrong."""
         return status.model_copy(update={"operator": self._settings.claim})
 
     async def _write(
@@ -234,14 +236,14 @@ class Reconciler:
         try:
             written = await write_status(self._api, manifest, after.to_manifest())
         except StaleError:
-            # The cache may have missed a change; without this the next pass would fail alike.
+            # The cache may have missed a change; without this the next pass would fail again.
             await self._view.look_at_status(key)
             raise
         self._cache.put(PIPELINE_MODEL.kind, written)
 
 
 def needs_fresh_view(step: Plan, before: PipelineModelStatus) -> bool:
-    """Whether the step deletes something, records a failure, or begins another life of a group on record."""
+    """Whether the step deletes an object, records a failure, or starts a new incarnation of a recorded group."""
     if step.delete or step.status.last_failures != before.last_failures:
         return True
     return begins_another_life(step, before)

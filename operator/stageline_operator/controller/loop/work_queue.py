@@ -1,6 +1,6 @@
 """A queue of keys to reconcile: each key at most once, never two passes of one key at a time.
 
-Changes that come close together make one pass. A key that fails waits longer each time. Belongs to one event loop.
+Changes within a short time share one pass. The wait of a failing key grows. Belongs to one event loop.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Final
 from stageline_operator.controller.client.resources import ModelKey
 
 GATHER_SECONDS: Final = 0.05
-"""How long a change waits for others of the same model: pods come and go in groups."""
+"""How long a change waits for others of the same model: pods change in groups."""
 FIRST_RETRY_SECONDS: Final = 0.5
 LONGEST_RETRY_SECONDS: Final = 60.0
 
@@ -24,7 +24,7 @@ class WorkQueue:
         self._timers: dict[ModelKey, asyncio.TimerHandle] = {}
         self._at_work: set[ModelKey] = set()
         self._again: dict[ModelKey, float] = {}
-        """Keys changed while at work, with the wait that was asked for."""
+        """Keys that changed during their pass, with the requested wait."""
         self._failures: dict[ModelKey, int] = {}
         self._available = asyncio.Event()
 
@@ -32,11 +32,11 @@ class WorkQueue:
         return len(self._due)
 
     def add(self, key: ModelKey) -> None:
-        """Something about `key` changed."""
+        """Queue `key` because it changed."""
         self.add_after(key, GATHER_SECONDS)
 
     def add_after(self, key: ModelKey, seconds: float) -> None:
-        """Look at `key` after `seconds`, or sooner when that was asked for already."""
+        """Queue `key` after `seconds`, or sooner if that was requested before."""
         if key in self._at_work:
             self._again[key] = min(seconds, self._again.get(key, seconds))
             return
@@ -60,18 +60,18 @@ class WorkQueue:
         return key
 
     def finish(self, key: ModelKey, again_after_seconds: float | None = None) -> None:
-        """The pass succeeded; look again after that time, or when something changes."""
+        """The pass succeeded; requeue after that time, or on a change."""
         self._failures.pop(key, None)
         self._give_back(key, again_after_seconds)
 
     def fail(self, key: ModelKey, retry_after_seconds: float | None = None) -> float:
-        """The pass failed: try again after twice the last wait, or as the API server asked; returns the wait."""
+        """The pass failed: retry after twice the last wait, or as the API server asked; returns the wait."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         longest = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures, 10))
-        # Spread, so that an outage does not end in one crowd.
+        # Jittered, so that not all keys are retried at the same time after an outage.
         seconds: float = max(retry_after_seconds or 0.0, longest * random.uniform(0.5, 1.0))
-        self._again.pop(key, None)  # a change does not cut the wait short: what failed would fail again
+        self._again.pop(key, None)  # a change does not shorten the wait: the pass would fail again
         self._give_back(key, seconds)
         return seconds
 
@@ -81,7 +81,7 @@ class WorkQueue:
             timer.cancel()
 
     def clear(self) -> None:
-        """Drop all that wait, when this replica stops leading; keys that workers hold are given back as usual."""
+        """Drop all waiting keys when this replica stops leading; workers still finish the keys that they hold."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Workers:
-    """`stop` lets passes end that have begun; cancelling `run` does not."""
+    """`stop` lets running passes finish; cancelling `run` does not."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Workers:
             self._metrics.reconcile_seconds.observe(seconds)
 
     async def _one_pass(self, key: ModelKey) -> str:
-        """Returns the outcome for the metrics; raises only when cancelled."""
+        """Returns the outcome for the metrics; raises only if cancelled."""
         try:
             again_after_seconds = await self._reconcile(key)
         except asyncio.CancelledError:
@@ -98,5 +98,5 @@ class Workers:
     def _failed(self, key: ModelKey, kind: str, error: Exception, retry_after_seconds: float | None) -> str:
         seconds = self._queue.fail(key, retry_after_seconds)
         self._metrics.reconcile_errors.labels(key.namespace, key.name, kind).inc()
-        _log.warning("trying again in %.1f s: %s", seconds, error)
+        _log.warning("retrying in %.1f s: %s", seconds, error)
         return "error"

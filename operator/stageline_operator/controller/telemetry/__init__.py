@@ -1,1 +1,1 @@
-"""What the operator says of itself: metrics, health endpoints, logs."""
+"""The operator's metrics, health endpoints and logs."""

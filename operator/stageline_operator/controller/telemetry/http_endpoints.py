@@ -1,7 +1,7 @@
 """`/metrics`, `/healthz` and `/readyz` of the operator.
 
-Healthy means that the event loop answers and no pass hangs; ready means that the cluster has been listed and every
-watch runs. A replica that waits for the lease watches as well, so it is ready on the same terms.
+Healthy: the event loop responds and no pass hangs. Ready: the cluster has been listed and every watch runs. A replica
+that waits for the lease also watches, so the same conditions apply.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from stageline_api.errors import UserError
 from stageline_api.telemetry.metric_registry import MetricRegistry
 
 Verdict = Callable[[], str]
-"""Returns why not, or nothing when all is well."""
+"""Returns the problem, or an empty string."""
 
 
 class HttpEndpoints:
@@ -30,7 +30,7 @@ class HttpEndpoints:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; port 0 takes a free one, which `port` then holds. Raises `UserError`."""
+        """Listen; port 0 picks a free one and stores it in `port`. Raises `UserError`."""
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, host, port).start()
@@ -42,7 +42,6 @@ class HttpEndpoints:
         self.port = int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
-        """Stop listening."""
         await self._runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:

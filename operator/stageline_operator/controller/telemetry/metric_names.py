@@ -1,8 +1,7 @@
-"""Names, help texts and labels of the operator's metrics: the one place boards and rules take them from.
+"""Names, help texts and labels of the operator's metrics; boards and rules import them from here.
 
-`namespace` and `model` are those of a PipelineModel, not of the operator. Every replica shows the state of all models,
-whether it leads or waits, so gauges of models and groups are to be aggregated by max. No pod and no request appears in
-a label.
+`namespace` and `model` belong to a PipelineModel, not to the operator. Every replica exposes the state of all models,
+leader or not, so gauges of models and groups must be aggregated by max. No label contains a pod or a request.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""The operator's metrics. Counters and histograms are fed as passes end; gauges are read when somebody asks."""
+"""The operator's metrics. Passes update counters and histograms; gauges are computed at each scrape."""
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from stageline_operator.controller.view.object_cache import ObjectCache
 from stageline_operator.controller.view.observe import recorded_status
 
 Readings = Callable[[], Iterator[Reading]]
-"""Yields gauges that other parts know."""
+"""Yields gauges of other parts."""
 _GAUGES = tuple(spec for spec in names.ALL_METRICS if spec.kind is MetricKind.GAUGE)
 
 
 class OperatorMetrics:
-    """One registry of its own, so that two operators in one process (tests) do not mix."""
+    """Its own registry, so that two operators in one process (tests) do not mix."""
 
     def __init__(self) -> None:
         self.registry = registry = MetricRegistry()
@@ -44,7 +44,7 @@ class OperatorMetrics:
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
-        """Starts and recoveries are rare: of a series that began with its first sample no rate would show that one."""
+        """Starts and recoveries are rare: `rate()` would miss the first sample of a series that starts with it."""
         for cache in Cache:
             self._time_to_ready.labels(cache)
             for phase in StartupPhase:
@@ -53,7 +53,7 @@ class OperatorMetrics:
             self._recovery.labels(failure_class)
 
     def count_call(self, verb: str, plural: str, status: int) -> None:
-        """Count a request to the API server, or a watch that failed; status 0 means that no answer came."""
+        """Count a request to the API server, or a failed watch; status 0 means that no response arrived."""
         self.api_requests.labels(verb, plural, str(status)).inc()
 
     def count_transition(self, namespace: str, model: str, transition: Transition) -> None:

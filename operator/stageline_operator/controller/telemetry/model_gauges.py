@@ -1,4 +1,4 @@
-"""What a PipelineModel's spec and status say, as gauges for boards and alerts. Pure; read at each scrape."""
+"""Gauges of a PipelineModel's spec and status, for boards and alerts. Pure; read at each scrape."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -15,7 +15,7 @@ Reading = tuple[MetricSpec, tuple[str, ...], float]
 
 
 def gauges_of(manifest: Mapping[str, Any], status: PipelineModelStatus, now: datetime) -> Iterator[Reading]:
-    """All gauges of one model; `status` is what `manifest` records."""
+    """All gauges of one model; `status` is the one recorded in `manifest`."""
     metadata, spec = manifest["metadata"], manifest.get("spec") or {}
     key = (metadata["namespace"], metadata["name"])
     model = spec.get("model") or {}

@@ -1,6 +1,6 @@
-"""How long a group took to get ready and in which phases, from what Kubernetes says of its pods. Pure.
+"""The phases of a group's start and their duration, from its pods' timestamps. Pure.
 
-A phase of a group ends when its last pod ends it, so phases add up to the whole. What nobody says is left out.
+A phase ends when the group's last pod has finished it, so phases add up to the total. Unknown phases are omitted.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,21 +15,21 @@ from stageline_operator.planner.observed.container_end import moment
 
 class StartupPhase(StrEnum):
     SCHEDULE = "schedule"
-    """From the first pod to the last one that has a node."""
+    """From the first pod's creation until the last pod has a node."""
     PULL = "pull"
-    """Images, volumes and containers, before `prepare` and after it."""
+    """Images, volumes and containers, before and after `prepare`."""
     PREPARE = "prepare"
-    """`prepare` runs: the model's files are fetched, or found in the cache."""
+    """`prepare` runs: it fetches the model's files or finds them in the cache."""
     START = "start"
-    """From running containers to a ready group: weights, rendezvous, warm-up. Stages tell its parts themselves."""
+    """From running containers to a ready group: weights, rendezvous, warm-up. Stages report these parts themselves."""
 
 
 class Cache(StrEnum):
     COLD = "cold"
-    """A pod of the group had to fetch the model."""
+    """At least one pod of the group fetched the model."""
     WARM = "warm"
     UNKNOWN = "unknown"
-    """Not all of its pods say."""
+    """Not all of its pods report it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Startup:
 
 
 def startup_of(pods: Sequence[Mapping[str, Any]], ready_at: datetime) -> Startup | None:
-    """Of a group's pods of one incarnation; None when nobody says when they were made."""
+    """The start of a group's pods of one incarnation; None if their creation time is unknown."""
     created = [made for pod in pods if (made := moment(pod["metadata"].get("creationTimestamp"))) is not None]
     if not created:
         return None
@@ -66,7 +66,7 @@ def _cache(pods: Iterable[Mapping[str, Any]]) -> Cache:
 
 
 def _scheduled_at(pod: Mapping[str, Any]) -> datetime | None:
-    """A process node gives no time of its own to this: it takes a pod at once, when `startTime` is."""
+    """A process node has no separate scheduling time: it starts a pod at once, at `startTime`."""
     status = pod.get("status", {})
     conditions = {each["type"]: each for each in status.get("conditions", [])}
     return moment(conditions.get("PodScheduled", {}).get("lastTransitionTime") or status.get("startTime"))
@@ -91,14 +91,14 @@ def _all_running(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def _last(moments: Iterable[datetime | None]) -> datetime | None:
-    """The latest, unless one is unknown or there are none."""
+    """The latest time; None if one is unknown or there are none."""
     found = list(moments)
     known = [each for each in found if each is not None]
     return max(known) if known and len(known) == len(found) else None
 
 
 def _between(start: datetime | None, end: datetime | None) -> float | None:
-    """Never less than nothing: Kubernetes rounds to seconds, and the last pod to start may prepare before another."""
+    """At least 0: Kubernetes rounds to seconds, and the last pod to start may prepare before another."""
     return None if start is None or end is None else max(0.0, (end - start).total_seconds())
 
 

@@ -14,19 +14,19 @@ from stageline_operator.planner.types import GroupPhase
 
 @dataclass(frozen=True)
 class Transition:
-    """Failure classes of groups that failed and of groups that begin again, and durations that ended."""
+    """Failure classes of groups that failed and of groups that restart, and finished durations."""
 
     failures: tuple[str, ...] = ()
     restarts: tuple[str, ...] = ()
     startups: tuple[Startup, ...] = ()
     recoveries: tuple[tuple[str, float], ...] = ()
-    """Class of the failure, and seconds from it."""
+    """Class of the failure, and seconds since it."""
 
 
 def transition_between(
     before: PipelineModelStatus, after: PipelineModelStatus, pods: Iterable[Mapping[str, Any]], now: datetime
 ) -> Transition:
-    """Compare two statuses; `pods`, those of the model, say how long a group took."""
+    """Compare two statuses; the model's `pods` give the start times."""
     known = {group.index: group for group in before.groups}
     lives = _by_life(pods)
     restarted = [group for group in after.groups if _is_next_life(known.get(group.index), group)]
@@ -58,13 +58,13 @@ def _became_ready(before: GroupStatus | None, after: GroupStatus) -> bool:
 
 
 def _failure_before(status: PipelineModelStatus, group: GroupStatus) -> FailureRecord | None:
-    """The failure that this incarnation replaces; None when the one before it was replaced for another reason."""
+    """The failure that this incarnation follows; None if its predecessor was replaced for another reason."""
     own = (each for each in status.last_failures if each.group == group.index)
     return next((each for each in own if each.incarnation == group.incarnation - 1), None)
 
 
 def _by_life(pods: Iterable[Mapping[str, Any]]) -> Mapping[tuple[int, int], list[Mapping[str, Any]]]:
-    """The pods of each (group, incarnation); none for one that has none."""
+    """The pods of each (group, incarnation)."""
     lives: defaultdict[tuple[int, int], list[Mapping[str, Any]]] = defaultdict(list)
     for pod in pods:
         own = pod["metadata"]["labels"]

@@ -1,1 +1,1 @@
-"""What the operator knows of the cluster, and what it tells the planner of one model."""
+"""The operator's cache of the cluster, and the observed state that it gives the planner."""

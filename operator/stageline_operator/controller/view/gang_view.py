@@ -1,8 +1,7 @@
-"""PodGroups of the schedulers that place whole groups, which a cluster may lack, or get and lose at any time.
+"""PodGroups of gang schedulers, which may be installed or removed at any time.
 
-They are never watched: a watch that can't be had would count as the operator's own trouble. They are listed before
-anything of a model is deleted, and now and then as long as some model has a gang, so that what somebody deletes or
-edits is mended.
+They are never watched: a failing watch would make the operator unready. They are listed before objects of a model are
+deleted, and periodically while a model has a gang, so that deleted or edited ones are restored.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class GangView:
-    """Feeds the cache with them. Belongs to one event loop. `namespaces`: those served; empty serves all."""
+    """Feeds the cache with PodGroups. Belongs to one event loop. `namespaces`: those served; empty serves all."""
 
     def __init__(self, api: KubeApi, cache: ObjectCache, namespaces: Sequence[str], unreadable: Unreadable) -> None:
         self._api = api
@@ -33,18 +32,18 @@ class GangView:
         self._unreadable = unreadable
 
     async def look_at_model(self, key: ModelKey) -> None:
-        """List those of one model, of every scheduler. Raises `ApiError`."""
+        """List the PodGroups of one model, of every scheduler. Raises `ApiError`."""
         for resource in POD_GROUPS.values():
             await self._list(resource, key.namespace, key)
 
     async def run(self) -> None:
-        """List what models with a gang may have, now and then, until cancelled."""
+        """List the PodGroups of models with a gang periodically, until cancelled."""
         while True:
             await asyncio.sleep(RELIST_SECONDS)
             await self.list_all()
 
     async def list_all(self) -> None:
-        """List the kinds that some model asks for, in every namespace served; one that fails hinders no other."""
+        """List the kinds that models use, in every served namespace; a failing list does not stop the others."""
         asked = {_scheduler(each.get("spec") or {}) for _, each in self._cache.of_kind(pipeline_model.KIND)}
         for resource in (each for name, each in POD_GROUPS.items() if name in asked):
             for namespace in self._namespaces:
@@ -70,6 +69,6 @@ class GangView:
 
 
 def _scheduler(spec: Mapping[str, Any]) -> str:
-    """Of a spec that nobody has checked."""
+    """The scheduler of an unvalidated spec."""
     gang = (spec.get("placement") or {}).get("gang") or {}
     return str(gang.get("scheduler", "")) if isinstance(gang, Mapping) else ""

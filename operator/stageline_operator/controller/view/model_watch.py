@@ -1,10 +1,10 @@
-"""kopf's watch of the PipelineModels of one namespace (of all when empty): raw events of the operator's own resource.
+"""kopf's watch of the PipelineModels of one namespace (empty: of all): raw events of the operator's own resource.
 
-kopf runs in a thread with an event loop of its own, because it cancels whatever else it finds in its loop when it
-ends, and it ends on any unexpected answer of the API server. Then it is started again. It sees raw events only
-(`on.event`), so it patches nothing, keeps nothing in annotations and adds no finalizer; its Events and its peering
-are off. It is given an identity, because it would ask the system for a user name, which a container's uid may lack.
-It reports nothing of objects that were deleted while it did not watch: a list follows each of its starts.
+kopf runs in a thread with its own event loop, because at its end it cancels every task in its loop, and it ends on any
+unexpected response of the API server. It is then restarted. It only gets raw events (`on.event`), so it patches
+nothing, keeps no annotations and adds no finalizer; its Events and its peering are off. It gets an explicit identity:
+otherwise it asks the system for a user name, which a container's uid may lack. It misses deletions while it does not
+watch, so a list follows each start.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from stageline_operator.controller.client.resources import PIPELINE_MODEL
 _FIRST_RESTART_SECONDS: Final = 1.0
 _LONGEST_RESTART_SECONDS: Final = 15.0
 _STEADY_SECONDS: Final = 5.0
-"""A kopf that has run for so long after its start watches: a watch that is refused ends it sooner."""
+"""After this time a started kopf counts as watching: a refused watch ends it sooner."""
 _LASTED_SECONDS: Final = 60.0
 _REQUEST_SECONDS: Final = 30.0
 _STOP_SECONDS: Final = 10.0
@@ -36,10 +36,10 @@ _log = logging.getLogger(__name__)
 
 
 class ModelWatch:
-    """`identity` is this process's name among its replicas. What happens is reported in the operator's loop:
+    """`identity` is this process's name among its replicas. Callbacks run in the operator's loop:
 
-    `heard` gets events of the watch, none when kopf has begun to watch; `failed` why it doesn't watch, again with each
-    try; `relist` is called when a full list may show what the watch does not.
+    `heard` gets events of the watch, and an empty list when kopf starts to watch. `failed` gets the reason of each
+    failed try. `relist` is called when a full list may contain changes that the watch missed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ModelWatch:
         self._loop = asyncio.get_running_loop()
 
     async def run(self) -> None:
-        """Watch until cancelled, whatever happens to kopf."""
+        """Watch until cancelled, and restart kopf when it ends."""
         wait_seconds = _FIRST_RESTART_SECONDS
         while True:
             began = self._loop.time()
@@ -77,7 +77,7 @@ class ModelWatch:
             wait_seconds = min(_LONGEST_RESTART_SECONDS, wait_seconds * 2)
 
     async def _check_right(self) -> None:
-        """Raises `ApiError` where PipelineModels can't be watched, which kopf might not report."""
+        """Raises `ApiError` if PipelineModels can't be watched, which kopf might not report."""
         async with aclosing(self._api.watch(PIPELINE_MODEL, self._namespace, "", 0, 1)) as batches:
             await anext(batches)
 
@@ -102,7 +102,7 @@ class ModelWatch:
         finally:
             steady.cancel()
             stop.set()
-            # Joining in this loop would block it; what is left after the wait dies with the process.
+            # Joining in this loop would block it; a thread that outlasts the wait ends with the process.
             await asyncio.to_thread(thread.join, _STOP_SECONDS)
         raise ApiError(f"watch {PIPELINE_MODEL.plural}: kopf ended{''.join(reasons)}"[:500], 0)
 
@@ -113,7 +113,9 @@ class ModelWatch:
         self._relist()
 
     def _take(self, kind: str | None, manifest: dict[str, Any]) -> None:
-        """One event. `kind` None is an object of a list that kopf made: no sign of a watch, and a full list has it."""
+        """Forward one event. `kind` None is an object of a list by kopf: no sign of a watch, and the full list contains
+        it.
+        """
         if kind is None:
             self._relist()
         else:
@@ -123,7 +125,7 @@ class ModelWatch:
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
-            pass  # the operator's loop is closed: nobody listens any more
+            pass  # the operator's loop is closed
 
     async def _operate(self, stop: threading.Event, ready: "Future[Any]") -> None:
         registry = kopf.OperatorRegistry()
@@ -142,32 +144,33 @@ class ModelWatch:
         try:
             await kopf.operator(registry=registry, settings=_settings(), standalone=True, **options)
         finally:
-            # A thread of this loop's executor waits for it, and the loop's end for that thread, also when kopf failed.
+            # A thread of this loop's executor waits for the event, and the loop's end waits for that thread, even if
+            # kopf failed.
             stop.set()
-            # Encrypted connections that kopf closed take some more turns of this loop to end.
+            # TLS connections that kopf closed need a few more iterations of this loop to end.
             await asyncio.sleep(_CLOSE_SECONDS)
 
 
 def _settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # the CRD is there, and namespaces are given or all
+    settings.scanning.disabled = True  # the CRD exists, and namespaces are fixed or all
     settings.process.ultimate_exiting_timeout = None  # it would kill the whole process
     settings.networking.request_timeout = _REQUEST_SECONDS
     settings.networking.connect_timeout = _REQUEST_SECONDS
-    settings.networking.error_backoffs = (0.5, 1.0)  # what lasts ends kopf, and so is reported
+    settings.networking.error_backoffs = (0.5, 1.0)  # a lasting error ends kopf and so is reported
     settings.watching.connect_timeout = _REQUEST_SECONDS
     settings.watching.chunk_size = 500
-    # As the reflector's: a connection that hangs is given up, and the watch resumes.
+    # The same as the reflector's: a hanging connection is dropped, and the watch resumes.
     settings.watching.server_timeout = WATCH_SECONDS
     settings.watching.client_timeout = WATCH_SECONDS + _REQUEST_SECONDS
-    # Between ends of a stream lies one reconnection; servers that are down are asked at most so often.
+    # kopf reconnects after each end of a stream; this limits the rate while servers are down.
     settings.watching.reconnect_backoff = 0.5
     return settings
 
 
 async def _connection(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The operator's address and credentials in kopf's terms; a token is read anew each time."""
+    """The operator's address and credentials in kopf's terms; a token is read again each time."""
     header = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (header or "").rpartition(" ")
     return kopf.ConnectionInfo(

@@ -1,7 +1,7 @@
-"""What the operator knows of the cluster: the newest version seen of each object, from watches, lists and own writes.
+"""Cache of the newest version of each object, from watches, lists and own writes.
 
-An older version never replaces a newer one, so the operator always sees its own writes. A deleted object does not come
-back by a late event of the same uid. Only fields that are used are kept. Belongs to one event loop.
+An older version never replaces a newer one, so the operator always sees its own writes. A late event of a deleted uid
+does not restore the object. Only used fields are kept. Belongs to one event loop.
 """
 
 import logging
@@ -24,15 +24,15 @@ Manifest = Mapping[str, Any]
 
 
 class ObjectCache:
-    """Objects by identity, and by the model they belong to. `on_change` is called with the model of each change."""
+    """Objects by identity, and by their model. `on_change` is called with the model of each change."""
 
     def __init__(self, on_change: Callable[[ModelKey], None] = lambda _: None) -> None:
         self._objects: dict[ObjectId, Manifest] = {}
         self._of_model: dict[ModelKey, set[ObjectId]] = defaultdict(set)
         self.taints_of_nodes: dict[str, Taints] = {}
-        """Of every node, as long as nodes are watched."""
+        """Taints of every node, while nodes are watched."""
         self.silent_nodes: set[str] = set()
-        """Nodes whose kubelet is not heard of."""
+        """Nodes with an unreachable kubelet."""
         self._deleted_uids: OrderedDict[str, None] = OrderedDict()
         self._on_change = on_change
 
@@ -43,7 +43,7 @@ class ObjectCache:
         return self._objects.get(ObjectId(pipeline_model.KIND, key.namespace, key.name))
 
     def of_model(self, key: ModelKey) -> Iterator[tuple[ObjectId, Manifest]]:
-        """Everything labelled as belonging to a model."""
+        """All objects with the model's label."""
         for identity in sorted(self._of_model.get(key, ())):
             yield identity, self._objects[identity]
 
@@ -53,12 +53,12 @@ class ObjectCache:
                 yield identity, manifest
 
     def model_keys(self) -> list[ModelKey]:
-        """All PipelineModels, and models of which only objects are left."""
+        """All PipelineModels, and deleted ones that still have objects."""
         own = {ModelKey(identity.namespace, identity.name) for identity, _ in self.of_kind(pipeline_model.KIND)}
         return sorted(own | {key for key, members in self._of_model.items() if members})
 
     def put(self, kind: str, manifest: Manifest) -> bool:
-        """Store a version; returns False for one that is older than, or the same as, the one stored."""
+        """Store a version; returns False if it is not newer than the stored one."""
         if not _is_sound(kind, manifest):
             return False
         identity, metadata = id_of(kind, manifest), manifest["metadata"]
@@ -77,7 +77,7 @@ class ObjectCache:
         return True
 
     def remove(self, kind: str, manifest: Manifest) -> bool:
-        """Drop a deleted object; the deletion of an earlier object of the same name (another uid) changes nothing."""
+        """Drop a deleted object; a deletion with another uid, of an earlier object of that name, changes nothing."""
         if not _is_sound(kind, manifest):
             return False
         identity, uid = id_of(kind, manifest), manifest["metadata"].get("uid")
@@ -95,10 +95,10 @@ class ObjectCache:
     def replace(
         self, kind: str, namespace: str, listed: Sequence[Manifest], version: int, key: ModelKey | None = None
     ) -> int:
-        """Take in a full list of a kind (of one namespace unless empty, of one model when `key` is given).
+        """Merge a full list of a kind (of one namespace unless empty, of one model if `key` is given).
 
-        What is known, not listed, and not newer than the list's `version` is gone. Returns how many objects were
-        unknown or gone; a newer version of a known one may just be on its way.
+        A cached object that is not listed and not newer than the list's `version` is dropped. Returns how many objects
+        were unknown or gone; a newer version of a known one may just be in flight.
         """
         listed = [each for each in listed if _is_sound(kind, each)]
         names = {id_of(kind, each) for each in listed}
@@ -114,7 +114,7 @@ class ObjectCache:
         return wrong
 
     def forget_namespace(self, namespace: str) -> None:
-        """Drop what is known of a namespace that can't be seen any more; what still exists may be put again later."""
+        """Drop the objects of an unreadable namespace; those that still exist may be put again later."""
         for identity in [each for each in self._objects if each.namespace == namespace]:
             self._forget(identity)
 
@@ -150,30 +150,30 @@ def _member_of(kind: str, manifest: Manifest) -> ModelKey | None:
 
 
 def _is_sound(kind: str, manifest: Manifest) -> bool:
-    """Whether an object can be kept; one that can't be read affects no other."""
+    """Whether an object can be parsed; a malformed one affects no other."""
     try:
         identity = id_of(kind, manifest)
         version_of(manifest), _member_of(kind, manifest), _kept(kind, manifest)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        _log.warning("passed over a %s that can't be read: %s: %s", kind, type(error).__name__, error)
+        _log.warning("ignored a malformed %s: %s: %s", kind, type(error).__name__, error)
         return False
     return all(isinstance(each, str) for each in identity)
 
 
 def _taints(node: Manifest | None) -> set[tuple[str | None, str | None]] | None:
-    """Keys and effects of a node's taints; None where there is no node."""
+    """Keys and effects of a node's taints; None if there is no node."""
     if node is None:
         return None
     return {(taint.get("key"), taint.get("effect")) for taint in node.get("spec", {}).get("taints") or []}
 
 
 def version_of(manifest: Manifest) -> int:
-    """resourceVersion as a number: it grows over all objects of a resource, also when a name is used again."""
+    """resourceVersion as a number: it increases over all objects of a resource, also when a name is reused."""
     return int(manifest["metadata"].get("resourceVersion") or 0)
 
 
 def _kept(kind: str, manifest: Manifest) -> Manifest:
-    """The manifest without `managedFields` and other unread fields, which are most of its size."""
+    """The manifest without `managedFields` and other unused fields, which are most of its size."""
     kept = {name: value for name, value in manifest.items() if name != "metadata"}
     kept["metadata"] = {name: value for name, value in manifest["metadata"].items() if name != "managedFields"}
     match kind.partition(".")[0]:

@@ -1,4 +1,4 @@
-"""From the cache to what the planner is told of one model. Pure."""
+"""Builds the planner's observed state of one model from the cache. Pure."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -27,9 +27,9 @@ def observe(
     now: datetime,
     watches_nodes: bool = False,
 ) -> Observed:
-    """Everything known of a model. `secrets` are names of Secrets that were made for this very model.
+    """The observed state of a model. `secrets` are names of Secrets that were created for the model with its uid.
 
-    Where nodes aren't watched none is called lost: that the cache lacks a node says nothing then, but the pods may.
+    If nodes aren't watched, none counts as lost here: the cache has no nodes then, but the pods may show a loss.
     """
     model = cache.model(key)
     uid = None if model is None else model["metadata"]["uid"]
@@ -60,7 +60,7 @@ def observe(
 
 
 def is_stage_pod(manifest: Mapping[str, Any], key: ModelKey) -> bool:
-    """Whether a pod labelled with the model is one of its stages, of whatever life of the model, or an orphan."""
+    """Whether a pod with the model's label is a stage, even an orphan or one of a deleted model."""
     own = manifest["metadata"].get("labels") or {}
     if any(not own.get(label, "").isdecimal() for label in _POD_LABELS):
         return False
@@ -69,12 +69,12 @@ def is_stage_pod(manifest: Mapping[str, Any], key: ModelKey) -> bool:
 
 
 def recorded_status(model: Mapping[str, Any]) -> PipelineModelStatus:
-    """What can be read of the status on record. Nothing is as good as none: incarnations go on above those of pods."""
+    """The readable part of the recorded status. An empty one is safe: incarnations continue above those of the pods."""
     return read_status(model.get("status"))
 
 
 def node_losses(cache: ObjectCache, pods: Iterable[Mapping[str, Any]], now: datetime) -> NodeLosses:
-    """What has become of the nodes of these pods."""
+    """Verdict on the nodes of these pods."""
     asked = {name for pod in pods if (name := pod.get("spec", {}).get("nodeName"))}
     known = cache.taints_of_nodes
     return judge_nodes(asked, known, len(cache.silent_nodes), len(known), now)

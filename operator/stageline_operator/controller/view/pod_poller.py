@@ -1,10 +1,10 @@
-"""Asks pods for what no watch shows: why containers don't start, which layers a stage holds, how busy an engine is.
+"""Polls pods for what no watch shows: why containers don't start, a stage's layers, an engine's load.
 
-Each pod has one question at a time, which follows from its state, and is asked less and less often. One that is still
-waiting for its answer when its pod goes or has another question is given up. Kubelets report a
-volume that won't mount or a sandbox that can't be made in Events alone, so pods that wait for their containers are
-looked up there. Stages and engines answer `GET /status`, each on a port of its own. Anybody who may make pods can label
-one and answer anything, so only pods that a PipelineModel owns are asked, and answers are bounded in time and bytes.
+Each pod has one question at a time, which depends on its state, and the interval grows. A pending request is cancelled
+when its pod is gone or has another question. Kubelets report a volume that fails to mount or a sandbox failure only in
+Events, so those of pods that wait for their containers are read. Stages and engines answer `GET /status`, each on its
+own port. Anyone who can create pods can label one and send any answer. So only pods that a PipelineModel owns are
+polled, and answers are limited in time and size.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ _TROUBLES: Final = frozenset(
     }
 )
 _PROGRESS: Final = frozenset({"Created", "Pulled", "Pulling", "Started", "SuccessfulAttachVolume"})
-"""Reasons of Events that end a trouble: a pod whose newest Event has one of them is getting its containers."""
+"""Reasons of Events that end a trouble: if the newest Event has one of them, the pod is getting its containers."""
 _POLL_SECONDS: Final = 2.0
 _TIMEOUT_SECONDS: Final = 3.0
 _AT_ONCE: Final = 16
 _MAX_BYTES: Final = 64 * 1024
-"""Many times what a stage or an engine says of itself."""
+"""Many times the size of a status."""
 
 Status = TypeVar("Status", bound=BaseModel)
 
@@ -56,11 +56,11 @@ class Question(Enum):
     EVENTS = auto()
     """Why its containers don't start."""
     LAYERS = auto()
-    """Asked until it is known: the engine decides, and stages report it once they have loaded."""
+    """Polled until known: the engine decides, and stages report it after loading."""
 
 
 class Pace(NamedTuple):
-    """Seconds before the first question, until the second one, and at most; each wait is `growth` times the last."""
+    """Seconds before the first poll, before the second one, and at most; each wait is `growth` times the last."""
 
     patience: float
     wait: float
@@ -68,7 +68,7 @@ class Pace(NamedTuple):
     longest: float
 
 
-# A pod of a user's own image may never answer, and a big model takes long to load.
+# A pod with a user's own image may never answer, and a big model takes long to load.
 _PACES: Final = {Question.EVENTS: Pace(10.0, 10.0, 2.0, 120.0), Question.LAYERS: Pace(0.0, _POLL_SECONDS, 1.3, 60.0)}
 
 
@@ -82,11 +82,11 @@ class _Polled:
     layers: str = ""
     trouble: PodTrouble | None = None
     asking: "asyncio.Task[None] | None" = None
-    """The question on its way; the next one is due some time after its answer."""
+    """The pending request; the next one is due some time after its answer."""
 
 
 class PodPoller:
-    """Answers of pods. `on_change` is called when one is new. Belongs to one event loop, whose clock it reads."""
+    """Answers of pods. `on_change` is called for a new one. Belongs to one event loop, whose clock it reads."""
 
     def __init__(self, api: KubeApi, cache: ObjectCache, on_change: Callable[[ModelKey], None]) -> None:
         self._api = api
@@ -97,17 +97,17 @@ class PodPoller:
         self._polled: dict[str, _Polled] = {}
 
     def layers(self, key: ModelKey) -> Mapping[str, str]:
-        """Layers that stages of a model hold (`0-14`), by pod name."""
+        """Layers of a model's stages (`0-14`), by pod name."""
         return {name: each.layers for name, each in self._of_model(key) if each.layers}
 
     def troubles(self, key: ModelKey) -> Mapping[str, PodTrouble]:
-        """What keeps pods of a model from getting their containers, by pod name."""
+        """Why pods of a model don't get their containers, by pod name."""
         return {name: each.trouble for name, each in self._of_model(key) if each.trouble is not None}
 
     async def loads(self, key: ModelKey, incarnations: Mapping[int, int]) -> Collection[GroupLoad]:
-        """Loads of those of these groups, by index with their incarnation, whose engines answer now.
+        """Loads of the engines of these groups (index and incarnation) that currently answer.
 
-        An engine that doesn't is left out: it must not count as idle.
+        An engine that doesn't answer is omitted: it must not count as idle.
         """
         answers = await asyncio.gather(*(self._load_of(pod) for pod in self._engine_pods(key, incarnations)))
         return [each for each in answers if each is not None]
@@ -130,7 +130,7 @@ class PodPoller:
                 yield identity.name, polled
 
     def _due_pods(self) -> list[tuple[Manifest, _Polled]]:
-        """Pods to ask now; forgets pods that are gone, and the troubles of those that wait no more."""
+        """Pods to poll now; drops pods that are gone, and the troubles of those that no longer wait."""
         now, due = asyncio.get_running_loop().time(), []
         before, self._polled = self._polled, {}
         for _, pod in self._cache.of_kind("Pod"):
@@ -144,7 +144,7 @@ class PodPoller:
         return due
 
     def _current(self, polled: _Polled | None, pod: Manifest, now: float) -> _Polled:
-        """What is known of a pod; another question begins with waits of its own."""
+        """The state of a pod; a new question starts with its own intervals."""
         layers = "" if polled is None else polled.layers
         question = self._question(pod, layers)
         if polled is not None and polled.question is question:
@@ -174,7 +174,7 @@ class PodPoller:
         try:
             listing = await self._api.list(EVENT, metadata["namespace"], fields=f"regarding.uid={metadata['uid']}")
         except ApiError as error:
-            _log.warning("why pod %s/%s waits is not known: %s", metadata["namespace"], metadata["name"], error)
+            _log.warning("can't read why pod %s/%s waits: %s", metadata["namespace"], metadata["name"], error)
             return False
         before, polled.trouble = polled.trouble, trouble_in(listing.items)
         return polled.trouble != before
@@ -208,13 +208,13 @@ class PodPoller:
         )
 
     def _is_owned(self, pod: Manifest) -> bool:
-        """Whether the model that a pod's label names has made it."""
+        """Whether the model that a pod's label names owns the pod."""
         key, owner = model_key_of(pod), controller_of(pod)
         model = None if key is None else self._cache.model(key)
         return model is not None and owner is not None and owner.get("uid") == model["metadata"]["uid"]
 
     async def _status_of(self, pod: Manifest, port: int, kind: type[Status]) -> Status | None:
-        """What is answered; None where it doesn't answer in time, or answers nonsense."""
+        """The answer; None if it is late or malformed."""
         address = pod["status"]["podIP"]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}/status"
         try:
@@ -225,7 +225,7 @@ class PodPoller:
             return None
 
     async def _read(self, url: str) -> bytes:
-        """The body as it was sent, up to a limit: a compressed one could grow to any size. Raises `httpx.HTTPError`."""
+        """The raw body up to a limit, because a compressed one could expand to any size. Raises `httpx.HTTPError`."""
         body = bytearray()
         async with self._client.stream("GET", url, headers={"Accept-Encoding": "identity"}) as answer:
             async for piece in answer.aiter_raw():
@@ -236,10 +236,10 @@ class PodPoller:
 
 
 def trouble_in(events: Sequence[Mapping[str, Any]]) -> PodTrouble | None:
-    """The trouble that the newest of a pod's Events reports; None when it reports progress."""
-    told = [event for event in events if event.get("reason") in _TROUBLES | _PROGRESS]
-    # Kubelets count in whole seconds: of two in one second, progress is the later one.
-    newest = max(told, key=lambda event: (_last_seen(event), event["reason"] in _PROGRESS), default=None)
+    """The trouble in the newest of a pod's Events; None if it reports progress."""
+    known = [event for event in events if event.get("reason") in _TROUBLES | _PROGRESS]
+    # Kubelets count in whole seconds: of two Events in one second, progress is the later one.
+    newest = max(known, key=lambda event: (_last_seen(event), event["reason"] in _PROGRESS), default=None)
     if newest is None or newest["reason"] in _PROGRESS:
         return None
     since = moment(newest.get("deprecatedFirstTimestamp")) or moment(newest.get("eventTime"))

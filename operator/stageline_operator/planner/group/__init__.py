@@ -1,1 +1,1 @@
-"""What becomes of one group: its next step, its failures and their cause, its restarts."""
+"""One group: its next step, its failures and their cause, its restarts."""

@@ -1,12 +1,12 @@
-"""Which of a group's failures is the cause: the one that no other explains.
+"""Finds the root cause among a group's failures: the one that no other failure explains.
 
-A lost peer names its peer and a lost engine is in stage 0's pod, so both are followed to the end they point at. What
-they point at may be seen a moment later than they are, so a group that shows nothing but consequences is given
-`SETTLE_SECONDS` before a consequence is taken at its word. Where several failures stand alone, the earliest is it.
+`PeerLost` names its peer, and a lost engine runs in stage 0's pod. Both are followed to the end that they point at,
+which may become visible a moment later. So if a group shows only consequences, the planner waits `SETTLE_SECONDS`
+before it accepts one as the cause. Among several independent failures the earliest is the cause.
 
-A stage that waited too long for a neighbour names it as well. All stages of a pipeline wait for the one that hangs,
-each for the one before it, and stage 0 for the last one's tokens. Whoever waited for one that has not ended knows it:
-that hangs. Else the waits are followed, to one that waited for nobody.
+A stage that waited too long names its peer too. If one stage hangs, every stage times out: each waits for the stage
+before it, and stage 0 waits for the last stage's tokens. A stage that waited for a peer that has not ended is the
+witness: that peer hangs. Otherwise the waits are followed to a stage that waited for no peer.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from stageline_api.failures import CLASS_OF_EXIT_CODE, CONSEQUENCES, FailureClas
 from stageline_operator.planner.observed.container_end import ContainerEnd
 
 SETTLE_SECONDS: Final = 5.0
-"""Kubelets note ends in whole seconds, and a busy one tells of an end some seconds later."""
+"""Kubelets record ends in whole seconds, and a busy kubelet reports an end some seconds late."""
 _ENGINE: Final = "engine"
 _LONGEST_DETAIL: Final = 1000
 _CLASS_OF_POD_REASON: Final = {
@@ -31,14 +31,14 @@ _CLASS_OF_POD_REASON: Final = {
     "NodeShutdown": FailureClass.EVICTED,
     "NodeLost": FailureClass.NODE_LOST,
 }
-"""Why a pod that ran was ended as a whole."""
-_MEETING: Final = frozenset({"", "connect", "handshake", "rendezvous"})
-"""Operations in which a container waits for other pods; where none is named it may have."""
+"""Reasons for which a running pod was ended as a whole."""
+_RENDEZVOUS_OPERATIONS: Final = frozenset({"", "connect", "handshake", "rendezvous"})
+"""Operations in which a container waits for other pods. An end that names no operation may be one of them."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One container's end, classified. `peer` is the stage it blames, `rank` the one of its ranks that failed first."""
+    """One container's end, classified. `peer` is the stage that it points at, `rank` its rank that failed first."""
 
     end: ContainerEnd
     failure_class: FailureClass
@@ -46,35 +46,35 @@ class Failure:
     detail: str
     rank: int | None = None
     is_silent: bool = False
-    """Whether it has not ended: others waited for it in vain."""
+    """Whether the stage has not ended: other stages timed out while they waited for it."""
     operation: str = ""
-    """In which it failed, as it says itself."""
+    """The operation that failed, from the termination message."""
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it points at another failure, or ended with status 0, and so explains nothing."""
+        """Whether it points at another failure, or exited with status 0, and so explains nothing."""
         return self.failure_class in CONSEQUENCES or self.end.exit_code == 0
 
     @property
     def is_waiting_in_vain(self) -> bool:
-        """Whether it only says that others did not come, which one that failed or has not begun explains."""
-        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT and self.operation in _MEETING
+        """Whether it only reports that its peers did not arrive. A peer that failed or has not begun explains it."""
+        return self.failure_class is FailureClass.RENDEZVOUS_TIMEOUT and self.operation in _RENDEZVOUS_OPERATIONS
 
     @property
     def is_explained_by_others(self) -> bool:
-        """Whether another stage that can't start, or has not begun, may be why."""
+        """Whether another stage that can't start, or has not begun, may be the cause."""
         return self.is_consequence or self.is_waiting_in_vain
 
 
 @dataclass(frozen=True)
 class Settling:
-    """Only consequences are seen so far: look again after `seconds`."""
+    """Only consequences are visible so far: look again after `seconds`."""
 
     seconds: float
 
 
 def find_cause(ends: Sequence[ContainerEnd], now: datetime) -> Failure | Settling | None:
-    """The cause among the ends of one incarnation; None when nothing has failed."""
+    """The cause among the ends of one incarnation; None if nothing has failed."""
     failures = sorted((classify(end) for end in ends), key=lambda failure: failure.end.finished_at)
     if not failures:
         return None
@@ -84,7 +84,7 @@ def find_cause(ends: Sequence[ContainerEnd], now: datetime) -> Failure | Settlin
         candidate = next(others, candidate)
     if not candidate.is_consequence and not candidate.is_silent:
         return candidate
-    # The clock of another machine may be ahead: never wait longer than the whole settling time.
+    # Another machine's clock may be ahead: never wait longer than the settling time.
     waited = max(0.0, (now - failures[0].end.finished_at).total_seconds())
     if waited < SETTLE_SECONDS:
         return Settling(SETTLE_SECONDS - waited)
@@ -92,23 +92,23 @@ def find_cause(ends: Sequence[ContainerEnd], now: datetime) -> Failure | Settlin
 
 
 def _follow(failures: Sequence[Failure]) -> Failure:
-    """Walk from the earliest failure that blames or stands alone to the one at the end of its chain."""
+    """Follow the earliest failure, through the peers it points at, to the end of its chain."""
     drained = next((failure for failure in failures if failure.failure_class is FailureClass.EVICTED), failures[0])
     current = next((failure for failure in failures if failure.end.exit_code != 0), drained)
     seen: list[Failure] = []
     while current.is_consequence and current not in seen:
         seen.append(current)
-        blamed = _blamed(current, failures)
-        if blamed is None:
+        pointed_to = _pointed_at(current, failures)
+        if pointed_to is None:
             break
-        current = blamed
+        current = pointed_to
     if not current.is_consequence:
         return current
     return next((failure for failure in failures if not failure.is_consequence), current)
 
 
 def _follow_waits(found: Failure, failures: Sequence[Failure]) -> Failure:
-    """From a stage that waited too long to the one at the end of the chain of those that were waited for."""
+    """Follow a stage that waited too long to the end of the chain of waits."""
     if found.failure_class is not FailureClass.STEP_TIMEOUT:
         return found
     waits = [each for each in failures if each.failure_class is FailureClass.STEP_TIMEOUT and each.peer is not None]
@@ -118,7 +118,7 @@ def _follow_waits(found: Failure, failures: Sequence[Failure]) -> Failure:
     seen: list[int] = []
     while current.failure_class is FailureClass.STEP_TIMEOUT and current.peer is not None:
         if current.end.stage in seen:
-            return found  # they wait for each other in a circle
+            return found  # the stages wait for each other in a circle
         seen.append(current.end.stage)
         ends = [each for each in failures if each.end.stage == current.peer and each.end.container != _ENGINE]
         ended = [each for each in ends if each.end.exit_code != 0 and each.failure_class not in CONSEQUENCES]
@@ -129,10 +129,10 @@ def _follow_waits(found: Failure, failures: Sequence[Failure]) -> Failure:
 
 
 def _witness_of_silence(waits: Sequence[Failure], failures: Sequence[Failure]) -> Failure | None:
-    """Who waited for a stage that has not ended, when others have: they ended because of it, and it hangs.
+    """The stage that waited for a peer that has not ended, while others have: the peer hangs and caused their ends.
 
-    Stage 0 waits for the last stage's tokens, which come late whichever stage hangs, so a wait for the stage before is
-    the better witness.
+    Stage 0 waits for the last stage's tokens, which are late whichever stage hangs. So a wait for the preceding stage
+    is the better witness.
     """
     ended = {each.end.stage for each in failures if each.end.container != _ENGINE}
     met = [each for each in waits if each.peer not in ended]
@@ -140,16 +140,16 @@ def _witness_of_silence(waits: Sequence[Failure], failures: Sequence[Failure]) -
 
 
 def _silent(witness: Failure) -> Failure:
-    """The failure of the stage that a witness waited for, as far as the witness knows it."""
+    """The failure of the stage that the witness waited for, with the details that the witness reported."""
     assert witness.peer is not None, witness
     end = replace(witness.end, stage=witness.peer, exit_code=None, reason=str(FailureClass.STEP_TIMEOUT))
     waited = place_of(witness.end.stage, witness.rank)
-    detail = f"it hangs: {waited} waited for it in vain: {witness.detail}"
+    detail = f"it hangs: {waited} timed out waiting for it: {witness.detail}"
     return Failure(end, FailureClass.STEP_TIMEOUT, None, detail, is_silent=True)
 
 
-def _blamed(failure: Failure, failures: Sequence[Failure]) -> Failure | None:
-    """The failure that a consequence points at; among several, one that is a cause itself."""
+def _pointed_at(failure: Failure, failures: Sequence[Failure]) -> Failure | None:
+    """The failure that a consequence points at; among several, prefer one that is no consequence."""
     if failure.failure_class is FailureClass.ENGINE_LOST:
         pointed_at = [each for each in failures if each.end.container == _ENGINE]
     else:
@@ -169,7 +169,7 @@ def classify(end: ContainerEnd) -> Failure:
     failure_class, detail = _seen_from_outside(end)
     last_line = _last_line(end.message)
     if failure_class is FailureClass.KILLED and last_line:
-        return Failure(end, failure_class, None, f"{detail}; last words: {last_line}")
+        return Failure(end, failure_class, None, f"{detail}; last output: {last_line}")
     return Failure(end, failure_class, None, last_line or detail)
 
 
@@ -181,7 +181,7 @@ def _termination_message(text: str) -> TerminationMessage | None:
 
 
 def _last_line(text: str) -> str:
-    """The last line that is not empty: where a log is all that is left, its end is there."""
+    """The last non-empty line: if only a log remains, its end is there."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_LONGEST_DETAIL] if lines else ""
 
@@ -194,13 +194,13 @@ def _seen_from_outside(end: ContainerEnd) -> tuple[FailureClass, str]:
     if end.signal or end.exit_code > 128:
         return FailureClass.KILLED, f"killed by {signal_name(end.signal or end.exit_code - 128)}"
     if end.exit_code == 0:
-        return FailureClass.INTERNAL, "ended with exit status 0 and does not say that it was told to"
+        return FailureClass.INTERNAL, "exited with status 0 and reported no drain"
     failure_class = CLASS_OF_EXIT_CODE.get(end.exit_code, FailureClass.INTERNAL)
-    return failure_class, f"ended with exit status {end.exit_code} without a message"
+    return failure_class, f"exited with status {end.exit_code} and no termination message"
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; the number where the system knows no name."""
+    """`SIGKILL` for 9; the number if the system has no name for it."""
     try:
         return Signals(number).name
     except ValueError:

@@ -1,7 +1,7 @@
-"""How a group ends: ends that no container tells of, the record of the cause, and whether a restart is left. Pure.
+"""How a group ends: ends that no container reports, the record of the cause, and the restart decision. Pure.
 
-`cause` finds which end is the cause; this turns it into the one record that an incarnation leaves in the status, which
-outlives the pods that were its evidence. `ladder` acts on it.
+`cause` finds the root cause. This module turns it into the incarnation's one record in the status, which outlives the
+pods. `ladder` acts on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,10 @@ from stageline_operator.planner.observed.observed_pod import ObservedPod
 from stageline_operator.planner.types import GroupPhase, PlannedEvent
 
 CRASH_LOOP_ATTEMPTS: Final = 3
-"""Incarnations in a row that ended before they were ready, after which an end without a class counts as a loop."""
+"""Consecutive incarnations that ended before they were ready, after which an unclassified end counts as a crash loop.
+"""
 NOT_STARTED_SECONDS: Final = 10.0
-"""How long a kubelet may wait for what a stage's containers need before that goes on record: it may be on its way."""
+"""How long a pod may wait for an image or a volume before the wait is recorded: it may only be slow."""
 _CLASSLESS: Final = frozenset({FailureClass.INTERNAL, FailureClass.KILLED})
 _EXPLAINED_BY_A_LOST_NODE: Final = CONSEQUENCES | {FailureClass.STEP_TIMEOUT}
 
@@ -48,8 +49,8 @@ class RestartDecision:
     at: datetime | None
 
 
-def ends_without_words(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
-    """An end for each stage that no container tells of: its node is lost, its pod is gone or somebody deletes it."""
+def unreported_ends(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[ContainerEnd]:
+    """An end for each stage that no container reports: its node is lost, or its pod is gone or being deleted."""
     ends = [_end(context, pod.stage, FailureClass.NODE_LOST, f"node {pod.node} is lost") for pod in pods if pod.lost]
     for pod in pods:
         if pod.deleting and not pod.lost:
@@ -68,7 +69,7 @@ def _end(context: Context, stage: int, reason: FailureClass, message: str) -> Co
 
 
 def restart_policy(spec: Mapping[str, Any]) -> RestartSpec:
-    """The policy in a manifest's spec; the default, where another version wrote one that this one can't read."""
+    """The restart policy in a manifest's spec; the default if this version can't read it."""
     try:
         return RestartSpec.read_accepted(spec.get("restart") or {})
     except ValidationError:
@@ -76,13 +77,13 @@ def restart_policy(spec: Mapping[str, Any]) -> RestartSpec:
 
 
 def recent_restarts(restarts: Sequence[datetime], policy: RestartSpec, now: datetime) -> tuple[datetime, ...]:
-    """Restarts that still count against the budget: those within its window."""
+    """Restarts within the window of the budget."""
     window = timedelta(seconds=policy.window_seconds)
     return tuple(moment for moment in restarts if now - moment < window)
 
 
 def decide_restart(status: GroupStatus, policy: RestartSpec, now: datetime) -> RestartDecision:
-    """After r restarts in the window: none left when r reaches `max_restarts`, else wait min(60, backoff * 2^r) s."""
+    """After r restarts in the window: none is left if r reaches `max_restarts`, else wait min(60, backoff * 2^r) s."""
     recent = recent_restarts(status.restarts, policy, now)
     if len(recent) >= policy.max_restarts:
         return RestartDecision(recent, None)
@@ -92,24 +93,24 @@ def decide_restart(status: GroupStatus, policy: RestartSpec, now: datetime) -> R
 
 
 def decide_after_eviction(status: GroupStatus, policy: RestartSpec, now: datetime) -> RestartDecision:
-    """An eviction is nobody's failure: it uses up no restart. Evictions in a row are waited out longer each time."""
+    """An eviction is no failure of the group, so it uses no restart. Consecutive evictions back off longer."""
     doublings = min(status.attempts, LONGEST_BACKOFF_SECONDS.bit_length())
     seconds = min(LONGEST_BACKOFF_SECONDS, policy.backoff_seconds * 2**doublings)
     return RestartDecision(recent_restarts(status.restarts, policy, now), now + timedelta(seconds=seconds))
 
 
 def is_eviction(cause: Failure, pods: Sequence[ObservedPod]) -> bool:
-    """Whether somebody else ended the group: a drain, a preemption, a node that is reclaimed, a deletion by hand.
+    """Whether the group was ended from outside: a drain, a preemption, a reclaimed node, a manual deletion.
 
-    A pod that its kubelet evicts for its own use of the disk (more than an `emptyDir` allows) has no DisruptionTarget,
-    and nobody deletes it.
+    A pod that its kubelet evicts for its own disk use (an `emptyDir` over its limit) has no DisruptionTarget condition
+    and no deletion timestamp.
     """
     disrupted = any(pod.disruption or pod.deleting for pod in pods if pod.stage == cause.end.stage)
     return cause.failure_class is FailureClass.EVICTED and (cause.end.reason != "Evicted" or disrupted)
 
 
 def cause_record(status: GroupStatus, cause: Failure, attempts: int) -> FailureRecord:
-    """The record of an incarnation that a container's end has ended."""
+    """The failure record of an incarnation that a container's end has ended."""
     failure_class, message = cause.failure_class, cause.detail
     if failure_class in _CLASSLESS and attempts >= CRASH_LOOP_ATTEMPTS:
         failure_class = FailureClass.CRASH_LOOP
@@ -129,7 +130,7 @@ def cause_record(status: GroupStatus, cause: Failure, attempts: int) -> FailureR
 
 
 def blocked_record(context: Context, status: GroupStatus, obstacle: Obstacle) -> FailureRecord:
-    """The record of an incarnation that can't start, since one of its stages gets no pod, node, image or volume."""
+    """The failure record of an incarnation that can't start: one of its stages gets no pod, node, image or volume."""
     blocked = obstacle.blocked
     return FailureRecord(
         time=context.now,
@@ -139,14 +140,14 @@ def blocked_record(context: Context, status: GroupStatus, obstacle: Obstacle) ->
         container=blocked.container if blocked else "",
         reason=blocked.reason if blocked else FailureClass.UNSCHEDULABLE,
         failure_class=blocked.failure_class if blocked else FailureClass.UNSCHEDULABLE,
-        message=blocked.message if blocked else "no node was found for it, and no scheduler says why",
+        message=blocked.message if blocked else "no node was found for it, and the scheduler reports no reason",
     )
 
 
 def first_blocked_record(context: Context, status: GroupStatus, obstacle: Obstacle) -> FailureRecord | Settling | None:
-    """What to record, once for an incarnation, of an image, a volume or a pod that can't be had while others try on.
+    """The record, once per incarnation, of a missing image, volume or pod while the group keeps trying.
 
-    None when nothing is to be recorded. A missing node is not recorded here: `gang` limits how long to wait for one.
+    None if there is nothing to record. A missing node is not recorded here: `gang` limits that wait.
     """
     blocked = obstacle.blocked
     if (
@@ -163,13 +164,13 @@ def first_blocked_record(context: Context, status: GroupStatus, obstacle: Obstac
 
 
 def blocked_event(record: FailureRecord, consequence: str = "") -> PlannedEvent:
-    """The event of a record of `blocked_record`, and what follows from it."""
+    """The event of a `blocked_record`, with its consequence."""
     message = failure_sentence(record) + (f"; {consequence}" if consequence else "")
     return PlannedEvent("Warning", _EVENT_OF_CLASS[record.failure_class], message)
 
 
 def name_lost_node(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> FailureRecord | None:
-    """A better record for a group whose peers noticed first, once one of its nodes turns out to be lost."""
+    """A better record for a group whose peers failed first, once one of its nodes turns out to be lost."""
     recorded, lost = _on_record(context, status), next((pod for pod in pods if pod.lost), None)
     if recorded is None or lost is None or recorded.failure_class not in _EXPLAINED_BY_A_LOST_NODE:
         return None
@@ -199,7 +200,7 @@ def failure_sentence(record: FailureRecord) -> str:
 
 
 def spent_sentence(restarts: int) -> str:
-    """Why a group is not restarted."""
+    """Why the group is not restarted."""
     until = "not restarted again until the template or the annotation stageline.dev/restart changes"
     match restarts:
         case 0:

@@ -1,10 +1,9 @@
-"""Gang scheduling: how long a group may hold nodes for some of its stages only, and which group tries first.
+"""Gang scheduling: how long a group may hold a partial placement, and which group keeps its place.
 
-Kubernetes places pod by pod, so two groups can each take half of what is free and wait for the other's half for ever.
-So a group that has nodes for some of its stages only gives them back after a time, and tries again later. Two rules
-end the deadlock: of a model's groups of one revision only the first in order keeps its place while the others step
-back, and limits and waits differ between models by a jitter, so that one of two steps back before the other and finds
-it placed after.
+Kubernetes places pod by pod. Two groups can each take half of the free nodes and wait for the other half forever. So a
+group with a partial placement releases its nodes after a time and tries again later. Two rules end the deadlock. Among
+a model's groups of one revision, only the first keeps its place while the others release theirs. Between models, limits
+and waits differ by a jitter, so that one of two groups releases its nodes first and finds the other one placed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,10 @@ _PLACE_SEEKING: Final = (GroupPhase.CREATING, GroupPhase.STARTING)
 def find_first_unplaced(
     groups: Sequence[GroupStatus], pods_of: Mapping[int, Sequence[ObservedPod]], stage_counts: Mapping[int, int]
 ) -> dict[str, int]:
-    """Of each revision the lowest index of a group that waits for nodes, or gave some back.
+    """For each revision, the lowest index of a group that waits for nodes or has released some.
 
-    It alone keeps partial placements. Revisions don't wait for each other: one that can't be placed at all would keep
-    groups of the other down for as long as nobody goes back on it.
+    Only that group keeps a partial placement. Revisions don't wait for each other: a revision that can't be placed
+    would otherwise keep the other revision's groups down until a user reverts it.
     """
     first: dict[str, int] = {}
     for each in groups:
@@ -47,12 +46,12 @@ def _is_unplaced(
 
 
 def keeps_its_place(group: GroupStatus, first_unplaced: int | None) -> bool:
-    """Whether no group of its revision with a lower index looks for nodes: then this one may."""
+    """Whether no group of its revision with a lower index waits for nodes."""
     return first_unplaced is None or group.index <= first_unplaced
 
 
 def held_until(context: Context, group: GroupStatus, pods: Sequence[ObservedPod], is_first: bool) -> datetime | None:
-    """When a group must give its nodes, or its places in a quota, back; None while it holds none, or has all."""
+    """When the group must release its nodes or its share of a quota; None if it holds none or all of them."""
     placed = [pod for pod in pods if pod.placed]
     needed = max(context.stage_count(group), len(pods))
     if not pods or len(placed) == needed or (not placed and len(pods) == needed):
@@ -60,12 +59,12 @@ def held_until(context: Context, group: GroupStatus, pods: Sequence[ObservedPod]
     started = group.since or context.now
     held_since = max(started, min((pod.placed_at or started for pod in placed), default=started))
     seconds = context.model.spec.timeouts.scheduling_seconds
-    # The first of a model's groups holds on for longer than those after it, and differently long in each model.
+    # The first of a model's groups holds its place longer than the others, by a time that differs between models.
     patience = 1.1 + context.jitter(group) / 2 if is_first else 1.0
     return held_since + timedelta(seconds=seconds * patience)
 
 
 def next_try(context: Context, group: GroupStatus) -> datetime:
-    """When a group that gave its nodes back tries again: the wait doubles, and a jitter spreads groups."""
+    """When a group that released its nodes tries again. The wait doubles each time; a jitter spreads the groups."""
     longest = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(group.attempts, 10))
     return context.now + timedelta(seconds=longest * (0.5 + context.jitter(group) / 2))

@@ -1,16 +1,16 @@
-"""One group's next step: a ladder of phases, at most one rung in a pass.
+"""One group's next step in the phase ladder; a pass takes at most one step.
 
     Creating -> Starting <-> Ready -> (a container ends) -> Terminating -> BackingOff -> Creating, incarnation + 1
                           |        -> (budget spent or bad configuration) -> Failed -> (template changes) -> Replacing
                           |        -> (its turn in a rollout) -> Replacing -> Creating, incarnation + 1
                           -> (only some stages find a node) -> Waiting -> Creating, incarnation + 1
                           -> (peers gave up on a stage that has not begun) -> Creating, the same incarnation
-    any of them -> (not wanted any more) -> Draining -> gone
+    any of them -> (no longer wanted) -> Draining -> removed
 
-Invariants: no pod of an incarnation is made while anything of another one may still run; an incarnation is on record
-before its pods are made; incarnations only rise. Pods that are over (`ObservedPod.is_over`) only wait for their
-kubelets to clear away what is left, and nobody waits for them. `failure` tells what a group died of; each change of
-phase is made here.
+Invariants: no pod of an incarnation is created while a pod of another incarnation may still run; an incarnation is
+recorded in the status before its pods are created; incarnations only increase. The group does not wait for a pod that
+is over (`ObservedPod.is_over`): its kubelet only has to clean up. `failure` finds why a group failed; every phase
+change is made here.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from stageline_operator.planner.group.failure import (
     cause_record,
     decide_after_eviction,
     decide_restart,
-    ends_without_words,
     failure_sentence,
     first_blocked_record,
     is_eviction,
     name_lost_node,
     spent_sentence,
+    unreported_ends,
 )
 from stageline_operator.planner.group.gang import held_until, keeps_its_place, next_try
 from stageline_operator.planner.group.obstacle import Obstacle, find_obstacle, find_refusal, missing_stages
@@ -52,16 +52,17 @@ from stageline_operator.planner.rollout import Turn
 from stageline_operator.planner.types import Deletion, GroupPhase, PlannedEvent
 
 FAILED_GROUP_GRACE_SECONDS: Final = 3.0
-"""A failed group has lost its answers already; a short grace only lets processes write their termination message."""
+"""A failed group has lost its requests already. This grace period only lets processes write their termination message.
+"""
 STRAY_GRACE_SECONDS: Final = 1.0
-"""For pods of an earlier incarnation. Not 0, which would not wait until their processes are gone."""
+"""For pods of an earlier incarnation. Not 0, which would not wait for their processes to end."""
 _SETTLED: frozenset[GroupPhase] = frozenset({GroupPhase.TERMINATING, GroupPhase.REPLACING, GroupPhase.DRAINING})
-"""Phases whose pods are ending already: they run to their end before anything else."""
+"""Phases whose pods are already ending: the group waits for that first."""
 
 
 @dataclass(frozen=True)
 class GroupStep:
-    """What one pass does about one group. `status` None: the group is gone."""
+    """The step of one group in one pass. `status` None: the group is removed."""
 
     status: GroupStatus | None
     apply: tuple[dict[str, Any], ...] = ()
@@ -74,13 +75,13 @@ class GroupStep:
 def plan_group(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], turn: Turn, first_unplaced: int | None
 ) -> GroupStep:
-    """Next step of a group on record; `pods` are all of its pods, of any incarnation.
+    """Next step of a recorded group; `pods` are all of its pods, of any incarnation.
 
-    `first_unplaced` is the lowest index of a group of its revision that has no node for some of its stages.
+    `first_unplaced` is the lowest index among the groups of its revision that have stages without a node.
     """
     step = _next_step(context, status, pods, turn, first_unplaced)
     if step.status is None or step.status.incarnation != status.incarnation:
-        return step  # a new incarnation has rows of its own already, and none of its pods is here
+        return step  # a new incarnation has its rows already and no pods yet
     return replace(step, status=_with_rows(context, step.status, pods))
 
 
@@ -106,7 +107,7 @@ def _next_step(
         case GroupPhase.FAILED:
             return _stay_failed(context, status, pods)
         case GroupPhase.REPLACING:
-            return _make_anew(context, status, pods)
+            return _finish_replacing(context, status, pods)
 
 
 def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
@@ -119,12 +120,12 @@ def _start_replacing(context: Context, status: GroupStatus, pods: Sequence[Obser
 
 def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None) -> GroupStep:
     counted = [pod for pod in pods if not is_made_again(status, pod)]
-    ends = [end for pod in counted for end in pod.ends] + ends_without_words(context, status, counted)
+    ends = [end for pod in counted for end in pod.ends] + unreported_ends(context, status, counted)
     cause = find_cause(ends, context.now)
     obstacle = find_obstacle(context, status, pods)
     is_explained = not isinstance(cause, Failure) or cause.is_explained_by_others
     if obstacle is not None and obstacle.is_final and is_explained:
-        return _give_back(context, status, pods, obstacle)
+        return _release_nodes(context, status, pods, obstacle)
     if isinstance(cause, Settling):
         return GroupStep(status, requeue_after_seconds=cause.seconds)
     if cause is not None:
@@ -138,10 +139,10 @@ def _run(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], fir
 def _end(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], cause: Failure, obstacle: Obstacle | None
 ) -> GroupStep:
-    """A container ended: the group fails, unless it never was ready and another stage's wait explains it."""
+    """A container ended: the group fails, unless it was never ready and another stage's wait explains the end."""
     if status.phase != GroupPhase.READY and cause.is_explained_by_others:
         if obstacle is not None and obstacle.blocked is not None:
-            return _give_back(context, status, pods, obstacle)
+            return _release_nodes(context, status, pods, obstacle)
         slow = slow_stages(pods)
         if slow and cause.failure_class is not FailureClass.EVICTED:
             return _wait_for_slow(context, status, pods, slow, cause)
@@ -151,7 +152,7 @@ def _end(
 def _wait_for_slow(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], slow: Sequence[ObservedPod], cause: Failure
 ) -> GroupStep:
-    """Keep stages that have not begun, and make those again that waited for them."""
+    """Keep the stages that have not begun, and recreate the pods that waited for them."""
     record = slow_record(context, status, slow, cause)
     deletions = delete_pods(pods_to_make_again(pods), FAILED_GROUP_GRACE_SECONDS)
     creating = _enter(context, status, GroupPhase.CREATING)
@@ -161,10 +162,10 @@ def _wait_for_slow(
 def _stand_by(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], obstacle: Obstacle | None, is_first: bool
 ) -> GroupStep:
-    """Nothing has failed, and no pod may be made at once: wait for nodes, quota and containers, for a limited time."""
+    """Nothing has failed and no pod can be created now: wait for nodes, quota and containers, for a limited time."""
     limit = held_until(context, status, pods, is_first)
     if limit is not None and context.now >= limit and obstacle is not None:
-        return _give_back(context, status, pods, obstacle)
+        return _release_nodes(context, status, pods, obstacle)
     missing = missing_stages(context, status, pods)
     refused = find_refusal(context, status, missing)
     if refused is not None and refused[1].retry_at <= context.now:
@@ -183,10 +184,10 @@ def _stand_by(
 
 
 def _make(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], missing: Sequence[int]) -> GroupStep:
-    """Make the pods that are missing, beside those that are there."""
+    """Create the missing pods."""
     model = context.model_at(status.revision)
     if model is None:
-        # Its revision is not known any more, so that its missing pods can't be made: only the current one can.
+        # Its revision is unknown, so its missing pods can't be created: replace the group at the current revision.
         return GroupStep(_enter(context, status, GroupPhase.REPLACING), requeue_after_seconds=0.0)
     life = GroupIncarnation(status.index, status.incarnation)
     image, vllm_images = default_image_of(context, status), vllm_images_of(context, status)
@@ -206,11 +207,11 @@ def _watch(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -
 
 
 def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], cause: Failure) -> GroupStep:
-    """Use up one restart, unless it was evicted: the group is replaced after its back-off, or stays down."""
+    """Use one restart, unless the group was evicted: replace the group after its back-off, or leave it down."""
     attempts = status.attempts + 1
     policy, evicted = context.model.spec.restart, is_eviction(cause, pods)
     decision = (decide_after_eviction if evicted else decide_restart)(status, policy, context.now)
-    # An incarnation that was evicted or found no node is an attempt, and none of its own failures.
+    # Evictions and incarnations that found no node count as attempts but not as the group's own failures.
     record = cause_record(status, cause, min(attempts, len(decision.recent) + 1))
     used_up = () if evicted or decision.at is None else (context.now,)
     is_final = cause.failure_class is FailureClass.BAD_CONFIG or decision.at is None
@@ -222,7 +223,7 @@ def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], ca
         attempts=attempts,
         backoff_until=None if is_final else decision.at,
     )
-    # An eviction ends a group that works: its answers may finish, as in a drain.
+    # An eviction ends a working group: its requests may finish, as in a drain.
     grace_seconds = None if cause.failure_class is FailureClass.EVICTED else FAILED_GROUP_GRACE_SECONDS
     events = [PlannedEvent("Warning", EventReason.GROUP_FAILED, failure_sentence(record))]
     if decision.at is None and cause.failure_class is not FailureClass.BAD_CONFIG:
@@ -231,16 +232,16 @@ def _fail(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], ca
     return GroupStep(failed, failure=record, delete=delete_pods(pods, grace_seconds), events=tuple(events))
 
 
-def _give_back(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], obstacle: Obstacle) -> GroupStep:
+def _release_nodes(context: Context, status: GroupStatus, pods: Sequence[ObservedPod], obstacle: Obstacle) -> GroupStep:
     """Delete all pods because a stage can't start, and try again later.
 
-    It costs no restart: no stage of the group is at fault, and others may use the nodes and the quota that it held.
+    It costs no restart: no stage of the group failed. Other groups can use the nodes and the quota that it held.
     """
     waiting = _enter(
         context, status, GroupPhase.WAITING, attempts=status.attempts + 1, backoff_until=next_try(context, status)
     )
     record = blocked_record(context, status, obstacle)
-    event = blocked_event(record, "the group gives its nodes back and tries again")
+    event = blocked_event(record, "the group releases its nodes and tries again")
     return GroupStep(waiting, failure=record, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS), events=(event,))
 
 
@@ -254,15 +255,15 @@ def _terminate(context: Context, status: GroupStatus, pods: Sequence[ObservedPod
 def _try_again_later(
     context: Context, status: GroupStatus, pods: Sequence[ObservedPod], first_unplaced: int | None
 ) -> GroupStep:
-    """Begin anew when the back-off is over; a person's request ends it at once, a new revision by its rollout."""
+    """Create the next incarnation after the back-off, which a restart request or a rollout ends early."""
     if holding := _holding(pods):
         return GroupStep(status, delete=delete_pods(holding, FAILED_GROUP_GRACE_SECONDS))
     until = status.backoff_until
     if until is not None and context.now < until and not context.restart_requested:
         return GroupStep(status, requeue_after_seconds=(until - context.now).total_seconds())
     if status.phase == GroupPhase.WAITING and not keeps_its_place(status, first_unplaced):
-        return GroupStep(status)  # woken when the group before it finds its nodes or changes its state
-    # At its own revision, where that is still known: its turn for another comes later.
+        return GroupStep(status)  # reconciled again when the preceding group finds its nodes or changes its state
+    # Keep its own revision while that is known: the rollout updates it later.
     is_known = context.model_at(status.revision) is not None
     return begin(context, status, status.revision if is_known else context.revision)
 
@@ -274,14 +275,14 @@ def _stay_failed(context: Context, status: GroupStatus, pods: Sequence[ObservedP
     return GroupStep(status, delete=delete_pods(pods, FAILED_GROUP_GRACE_SECONDS))
 
 
-def _make_anew(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
+def _finish_replacing(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
     if holding := _holding(pods):
         return GroupStep(status, delete=delete_pods(holding, grace_seconds=None))
     return begin(context, status, context.revision)
 
 
 def _remove(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> GroupStep:
-    """Drain a group that is not wanted any more; without pods it is gone."""
+    """Drain a group that is no longer wanted; without pods it is removed."""
     if not pods:
         return GroupStep(None)
     deletions = delete_pods(pods, grace_seconds=None)
@@ -292,7 +293,7 @@ def _remove(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) 
 
 
 def begin(context: Context, status: GroupStatus, revision: str) -> GroupStep:
-    """Put the next incarnation on record; its pods are created in the next pass."""
+    """Record the next incarnation; the next pass creates its pods."""
     update: dict[str, Any] = {
         "incarnation": status.incarnation + 1,
         "revision": revision,
@@ -307,19 +308,21 @@ def begin(context: Context, status: GroupStatus, revision: str) -> GroupStep:
 
 
 def _holding(pods: Sequence[ObservedPod]) -> list[ObservedPod]:
-    """Those of which something may still run, and which so hold nodes, devices and addresses."""
+    """Pods in which a process may still run, so that they hold nodes, devices and addresses."""
     return [pod for pod in pods if not pod.is_over]
 
 
 def delete_pods(pods: Sequence[ObservedPod], grace_seconds: float | None) -> tuple[Deletion, ...]:
-    """Delete pods that aren't being deleted yet. Those of a lost node go at once: their kubelet won't confirm."""
+    """Delete pods that aren't being deleted yet. Pods of a lost node skip the grace period: their kubelet can't
+    confirm.
+    """
     return tuple(
         Deletion("Pod", pod.name, 0.0 if pod.lost else grace_seconds) for pod in pods if pod.lost or not pod.deleting
     )
 
 
 def phase_of(status: GroupStatus) -> GroupPhase:
-    """The phase on record; one that this version does not know is derived anew from the pods."""
+    """The recorded phase. A phase that this version does not know becomes Starting, and the pods decide."""
     try:
         return GroupPhase(status.phase)
     except ValueError:
@@ -327,7 +330,7 @@ def phase_of(status: GroupStatus) -> GroupPhase:
 
 
 def _enter(context: Context, status: GroupStatus, phase: GroupPhase, **update: Any) -> GroupStatus:
-    """The group in another phase from now on; staying in its phase keeps `since`."""
+    """Set the group's phase; `since` stays if the phase does."""
     since = status.since if status.phase == phase and status.since is not None else context.now
     return status.model_copy(update={"phase": phase, "since": since, **update})
 

@@ -1,7 +1,7 @@
-"""What keeps a group that never was ready from starting, through no fault of its stages: no node, no image, no pod.
+"""Obstacles that keep a group from becoming ready although no stage failed: no node, no image, no pod.
 
-An obstacle explains why others of the group give up waiting, and why it gives its places back. A pod that the API
-server refuses, for a quota or an admission policy, is one like a pod without a node.
+An obstacle explains why other stages of the group give up, and why the group releases its nodes. A pod that the API
+server refuses, for a quota or an admission policy, is handled like a pod without a node.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ REFUSALS: Final = (FailureClass.QUOTA_EXCEEDED, FailureClass.POD_REFUSED)
 
 @dataclass(frozen=True)
 class Obstacle:
-    """The stage that does not start, and why; `blocked` None where nobody says."""
+    """The stage that does not start, and the reason; `blocked` is None if none is reported."""
 
     stage: int
     blocked: Blocked | None
     is_final: bool = False
-    """Whether waiting helps no more: its kubelet refused the pod, and only another one may be taken."""
+    """Whether waiting is useless: the kubelet rejected the pod, and only a new pod may be accepted."""
 
 
 def missing_stages(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> list[int]:
@@ -35,19 +35,19 @@ def missing_stages(context: Context, status: GroupStatus, pods: Sequence[Observe
 
 
 def refusal_of(context: Context, status: GroupStatus, stage: int) -> PodRefusal | None:
-    """What the API server said when the pod of a stage was to be made."""
+    """The API server's refusal to create the pod of a stage."""
     life = GroupIncarnation(status.index, status.incarnation)
     return context.observed.refused_pods.get(pod_name(context.model, life, stage))
 
 
 def find_refusal(context: Context, status: GroupStatus, missing: Sequence[int]) -> tuple[int, PodRefusal] | None:
-    """The first of the missing stages whose pod is refused."""
+    """The first missing stage with a refused pod."""
     found = ((stage, refusal_of(context, status, stage)) for stage in missing)
     return next(((stage, refusal) for stage, refusal in found if refusal is not None), None)
 
 
 def find_obstacle(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> Obstacle | None:
-    """What is in the way of the group; a refused pod before a blocked one, and both before one that can't be made."""
+    """The group's obstacle: a rejected pod first, then a blocked one, then one that can't be created."""
     blocked = sorted((pod for pod in pods if pod.blocked is not None), key=lambda pod: not pod.refused)
     if blocked:
         return Obstacle(blocked[0].stage, blocked[0].blocked, is_final=blocked[0].refused)

@@ -1,4 +1,4 @@
-"""The rows of a group's status: one for each stage, in pipeline order."""
+"""The rows of a group's status: one per stage, in pipeline order."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,25 +12,25 @@ from stageline_operator.planner.observed.observed_pod import ObservedPod
 
 
 class NotReady(StrEnum):
-    """Why a stage is not ready, where no failure class says it."""
+    """Why a stage is not ready, for stages without a failure class."""
 
     STARTING = "Starting"
     PREPARING = "Preparing"
-    """Its stage has not begun: an image is pulled, a volume attached, or an init container runs."""
+    """The stage has not begun: its image is pulled, a volume is attached, or an init container runs."""
     ENDING = "Ending"
     NODE_LOST = "NodeLost"
     NODE_UNREACHABLE = "NodeUnreachable"
-    """Its node can't be reached and does not count as lost: nothing is done to it."""
+    """Its node is unreachable but does not count as lost: the pod is left unchanged."""
     NO_POD = "NoPod"
 
 
 _LONGEST_MESSAGE: Final = 1000
 _MESSAGES_OF_ALL: Final = 128 * 1024
-"""The API server refuses an object of more than 1.5 MiB, and one model may have 4096 stages."""
+"""The API server rejects objects over 1.5 MiB, and a model may have 4096 stages."""
 
 
 def shorten_messages(groups: Sequence[GroupStatus]) -> tuple[GroupStatus, ...]:
-    """The groups with rows whose messages are bounded together; rows that come after the limit keep their reason."""
+    """Limit the total size of all rows' messages. Rows over the limit keep only their reason."""
     left, shortened = _MESSAGES_OF_ALL, []
     for group in groups:
         rows = []
@@ -44,7 +44,7 @@ def shorten_messages(groups: Sequence[GroupStatus]) -> tuple[GroupStatus, ...]:
 
 
 def stage_rows(context: Context, status: GroupStatus, pods: Sequence[ObservedPod]) -> tuple[StageObserved, ...]:
-    """Rows of the current incarnation, also for stages that have no pod."""
+    """Rows of the current incarnation, including stages without a pod."""
     pod_of = {pod.stage: pod for pod in pods if pod.incarnation == status.incarnation}
     return tuple(_row(context, status, stage, pod_of.get(stage)) for stage in range(context.stage_count(status)))
 

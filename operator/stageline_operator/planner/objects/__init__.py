@@ -1,4 +1,4 @@
-"""Builders of the Kubernetes objects of a PipelineModel: plain manifests, alike for a cluster and for one machine."""
+"""Builders of the Kubernetes objects of a PipelineModel: plain manifests, the same for a cluster and for local mode."""
 
 from stageline_operator.planner.objects.config import build_config, build_config_map
 from stageline_operator.planner.objects.gang_objects import build_pod_group

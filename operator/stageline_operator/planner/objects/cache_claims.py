@@ -1,7 +1,7 @@
-"""Claims that keep a stage's prepared weights over the incarnations of its group (`model.cache.claimTemplate`).
+"""PersistentVolumeClaims that keep a stage's prepared weights across incarnations (`model.cache.claimTemplate`). Pure.
 
-One for each stage of each group's index, never shared: its pod is the only one that uses it at any time, so a volume
-that one node may write is enough, and `stageline prepare` may remove from it what its pod doesn't ask for. Pure.
+Each stage of each group index has its own claim, used by one pod at a time. So a ReadWriteOnce volume is enough, and
+`stageline prepare` may delete files that its pod doesn't need.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ CLAIM: Final = "PersistentVolumeClaim"
 
 
 def build_cache_claims(model: PipelineModel, group: int) -> list[dict[str, Any]]:
-    """The claims of a group's stages; none where the model doesn't ask for them."""
+    """The claims of a group's stages; empty if the model doesn't ask for them."""
     template = model.spec.model.cache.claim_template
     if template is None:
         return []
@@ -35,8 +35,8 @@ def build_cache_claims(model: PipelineModel, group: int) -> list[dict[str, Any]]
 
 
 def kept_claims(model: PipelineModel) -> Iterator[str]:
-    """Names of claims that stay although no group has them now: it may have been rolled out to another index, be
-    suspended, or be scaled back to where it was.
+    """Names of claims that are kept while no group uses them. A rollout may have moved the group to another index, or
+    the model is suspended or may scale back.
     """
     if model.spec.model.cache.claim_template is None:
         return

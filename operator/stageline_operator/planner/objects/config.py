@@ -28,15 +28,16 @@ from stageline_operator.planner.objects.pod_resources import find_step_limits
 CONFIG_DIR: Final = "/etc/stageline"
 CONFIG_FILE: Final = "config.json"
 SPEC_FILE: Final = "spec.json"
-"""What the revision was made from, with the defaults of that time, for the operator itself: a group that keeps it may
-have to be made again, and must not mix the defaults of two versions."""
+"""The spec that the revision was made from, with the defaults of that time. The operator needs it to recreate a group
+of an old revision without mixing the defaults of two versions.
+"""
 CACHE_DIR: Final = "/var/cache/stageline"
 COMPILED_DIR: Final = "/var/cache/stageline-compiled"
-"""Where a stage keeps what it compiles. Not below `CACHE_DIR`, which is read-only to most stages."""
+"""Where a stage keeps compiled kernels. Not below `CACHE_DIR`, which is read-only for most stages."""
 SOURCE_DIR: Final = "/var/lib/stageline/source"
-"""Where a source that is a volume of its own is mounted."""
+"""Mount path of a model source that is a volume."""
 TLS_DIR: Final = "/var/lib/stageline/tls"
-"""Where the model's certificate is mounted. Not below `CONFIG_DIR`: a read-only volume has no place for a mount."""
+"""Mount path of the model's certificate. Not below `CONFIG_DIR`: a read-only volume can't hold a mount point."""
 
 
 def build_config(model: PipelineModel) -> RuntimeConfig:
@@ -74,7 +75,7 @@ def build_config(model: PipelineModel) -> RuntimeConfig:
 
 
 def _cache_limit(cache: CacheSpec) -> int | None:
-    """Of a cache that models share; a kubelet limits one that is a pod's own, and the volume one that is a stage's."""
+    """Size limit of a cache shared by models. The kubelet limits a pod's own cache, and the volume limits a stage's."""
     is_shared = cache.host_path is not None or cache.claim_name is not None
     return int(parse_quantity(cache.size_limit)) if is_shared and cache.size_limit is not None else None
 
@@ -89,7 +90,7 @@ def _speculative(given: SpeculativeSpec) -> SpeculativeConfig:
 
 
 def build_config_map(model: PipelineModel, revision: str) -> dict[str, Any]:
-    """The config of one revision; immutable, since another revision has another name."""
+    """The ConfigMap of one revision. It is immutable: another revision has another name."""
     spec = json.dumps(resolved_spec(model), indent=2, sort_keys=True)
     return {
         "apiVersion": "v1",
@@ -101,7 +102,7 @@ def build_config_map(model: PipelineModel, revision: str) -> dict[str, Any]:
 
 
 def _source_in_containers(source: ModelSource) -> ModelSource:
-    """The source as containers see it: a volume is a directory."""
+    """The source as containers see it: a volume becomes a directory."""
     match source:
         case ClaimSource(path=path):
             return FileSource(f"{SOURCE_DIR}/{path}" if path else SOURCE_DIR)

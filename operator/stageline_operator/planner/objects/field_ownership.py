@@ -1,8 +1,8 @@
-"""Whether an object still says what was applied, read from who owns its fields. Pure.
+"""Detects from `managedFields` whether an object still has the fields that the operator applied. Pure.
 
-Server-side apply writes down who set each field. A person who edits one of ours takes it over, and one who removes it
-leaves it without an owner, so that the operator's entry gets smaller. What a person adds beside our fields leaves the
-entry as it is, and stays theirs. So no value is compared, and nothing but the entry has to be kept of an object.
+Server-side apply records which manager set each field. A user who edits one of our fields takes over its ownership. A
+user who removes one leaves it without an owner. Either way the operator's entry shrinks. Fields that a user adds don't
+change the entry and stay theirs. So no value is compared, and only the entry of an object has to be cached.
 """
 
 import json
@@ -14,7 +14,7 @@ _TYPE: Final = frozenset({"apiVersion", "kind"})
 
 
 def owned_fields(metadata: Mapping[str, Any], manager: str) -> str | None:
-    """What `manager` applied and still owns, as `fieldsV1` in JSON; None where the object doesn't say who owns what."""
+    """The fields that `manager` applied and still owns, as `fieldsV1` JSON; None if the object has no such entry."""
     entries = metadata.get("managedFields")
     if entries is None:
         return None
@@ -27,7 +27,7 @@ def owned_fields(metadata: Mapping[str, Any], manager: str) -> str | None:
 
 
 def owns_all_of(owned: str, manifest: Mapping[str, Any]) -> bool:
-    """Whether `owned`, as `owned_fields` gives it, covers every field of a manifest that was applied."""
+    """Whether `owned`, from `owned_fields`, covers every field of an applied manifest."""
     fields = json.loads(owned)
     wanted = {name: value for name, value in manifest.items() if name not in _TYPE}
     wanted["metadata"] = {name: value for name, value in manifest["metadata"].items() if name not in _IDENTITY}
@@ -37,7 +37,7 @@ def owns_all_of(owned: str, manifest: Mapping[str, Any]) -> bool:
 def _covers(owned: Mapping[str, Any], wanted: Any) -> bool:
     match wanted:
         case _ if not owned:
-            return True  # nothing below: a scalar, or a list or map that is owned as one
+            return True  # no fields below: a scalar, or a list or map that is owned as a whole
         case Mapping():
             return all(f"f:{name}" in owned and _covers(owned[f"f:{name}"], value) for name, value in wanted.items())
         case list():
@@ -47,7 +47,7 @@ def _covers(owned: Mapping[str, Any], wanted: Any) -> bool:
 
 
 def _names(entry: str, item: Any) -> bool:
-    """Whether an entry of a list is this item's: by the fields that are its key (a default may be among them)."""
+    """Whether an entry of an owned list belongs to this item: compare the key fields (one may be a default)."""
     kind, _, text = entry.partition(":")
     match kind, item:
         case "k", Mapping():

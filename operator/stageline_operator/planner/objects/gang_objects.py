@@ -1,8 +1,8 @@
-"""What ties an incarnation's pods together for a scheduler that places whole groups (`spec.placement.gang`).
+"""Objects and labels that make an incarnation's pods one gang for a gang scheduler (`spec.placement.gang`). Pure.
 
-Volcano, KAI and Kubernetes itself read an object of their own kind, one for each incarnation, which asks for as many
-members as the group has stages; the pods name it. Kueue has none: it counts pods with one label up to a number.
-No incarnation shares a group with another, so that pods which are still ending never count for those that begin. Pure.
+Volcano, KAI and Kubernetes read an object of their own kind. Each incarnation has one, with as many members as the
+group has stages, and its pods refer to it. Kueue has no such object: it counts pods with a common label up to a number.
+Each incarnation has its own gang, so that ending pods never count for starting ones.
 """
 
 from typing import Any, Final
@@ -26,16 +26,16 @@ API_VERSIONS: Final = {
     "kubernetes": f"{NATIVE_GROUP}/v1beta1",
 }
 GANG_OBJECT_KINDS: Final = tuple(kind_of({"kind": POD_GROUP, "apiVersion": api}) for api in API_VERSIONS.values())
-"""All kinds of which an incarnation may have one, as `kind_of` tells them."""
+"""All gang object kinds, as `kind_of` returns them."""
 
 
 def gang_name(model: PipelineModel, life: GroupIncarnation) -> str:
-    """Name of the group of an incarnation, whatever kind of thing it is."""
+    """Name of an incarnation's gang, for every scheduler."""
     return f"{model.name}-{life.group}-{life.incarnation}"
 
 
 def build_pod_group(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any] | None:
-    """The object of an incarnation; None where its scheduler wants none."""
+    """The gang object of an incarnation; None if its scheduler needs none."""
     gang = model.spec.placement.gang
     if gang is None or gang.scheduler == "kueue":
         return None
@@ -43,7 +43,7 @@ def build_pod_group(model: PipelineModel, life: GroupIncarnation) -> dict[str, A
     members, priority = model.spec.parallelism.pipeline, model.spec.template.priority_class_name
     wanted: dict[str, Any] = {"minMember": members, "queue": gang.queue, "priorityClassName": priority}
     if gang.scheduler == "kubernetes":
-        # Preempted as a whole: a pipeline without one of its stages serves nobody.
+        # Preempt the group as a whole: a pipeline without one of its stages can't serve.
         wanted = {
             "schedulingPolicy": {"gang": {"minCount": members}},
             "disruptionMode": {"all": {}},
@@ -58,14 +58,14 @@ def build_pod_group(model: PipelineModel, life: GroupIncarnation) -> dict[str, A
 
 
 def gang_reference(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:
-    """Fields of a pod spec by which a pod joins its incarnation's group; most schedulers read its metadata instead."""
+    """Pod spec fields by which a pod joins its incarnation's gang; most schedulers read the metadata instead."""
     gang = model.spec.placement.gang
     native = gang is not None and gang.scheduler == "kubernetes"
     return {"schedulingGroup": {"podGroupName": gang_name(model, life)}} if native else {}
 
 
 def gang_metadata(model: PipelineModel, life: GroupIncarnation) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations by which a pod joins its incarnation's group."""
+    """Labels and annotations by which a pod joins its incarnation's gang."""
     gang, name = model.spec.placement.gang, gang_name(model, life)
     if gang is None:
         return {}, {}
@@ -73,7 +73,7 @@ def gang_metadata(model: PipelineModel, life: GroupIncarnation) -> tuple[dict[st
         case "volcano":
             return {}, {VOLCANO_GROUP_ANNOTATION: name}
         case "kai":
-            # Its grouper would put the pods of all groups into one, since they have one owner.
+            # KAI's grouper would put the pods of all groups into one gang, because they have one owner.
             return {}, {KAI_GROUP_ANNOTATION: name, KAI_NO_GROUPER_ANNOTATION: "true"}
         case "kueue":
             labels = {KUEUE_QUEUE_LABEL: str(gang.queue), KUEUE_GROUP_LABEL: name}
@@ -83,6 +83,6 @@ def gang_metadata(model: PipelineModel, life: GroupIncarnation) -> tuple[dict[st
 
 
 def scheduler_name(model: PipelineModel) -> str | None:
-    """`schedulerName` of the pods; None leaves it to the cluster."""
+    """`schedulerName` of the pods; None: the cluster's default."""
     gang, given = model.spec.placement.gang, model.spec.template.scheduler_name
     return given if gang is None else SCHEDULER_NAMES.get(gang.scheduler, given)

@@ -11,7 +11,7 @@ from stageline_operator.planner.objects.pod_resources import find_step_limits
 
 _REVISION_DIGITS: Final = 10
 SHAPELESS_FIELDS: Final = ("autoscaling", "replicas", "restart", "rollout", "suspend")
-"""Spec fields that no pod is made from, so changing them replaces nothing."""
+"""Spec fields that don't affect pods: changing them replaces nothing."""
 
 
 @dataclass(frozen=True)
@@ -23,24 +23,24 @@ class GroupIncarnation:
 
 
 FIRST_DEFAULTS: Final[dict[str, Any]] = {"engine.maxNumSeqs": 16, "engine.maxNumBatchedTokens": 512}
-"""Defaults that have changed, as they were when the field was new, by path: `engine.maxNumSeqs`.
+"""Original values of defaults that have changed since, by path (`engine.maxNumSeqs`).
 
-The API server writes defaults into what it stores, where nothing tells them from what a person wrote. So a revision
-leaves out what a field was by default at first, in every later version, or a new default would restart every model.
+The API server stores defaults like values that a user set. A revision therefore omits fields at their original default,
+in every later version. Otherwise a new default would restart every model.
 """
 
 
 def revision_of(model: PipelineModel) -> str:
-    """Hash of what a person asks of the pods. Two models with one revision ask for the same pods.
+    """Hash of the pod-shaping spec. Two models with one revision ask for the same pods.
 
-    First defaults are left out, so an operator that knows more fields, or other defaults, restarts nothing.
+    Original defaults are omitted, so an operator with more fields or other defaults restarts nothing.
     """
     text = json.dumps([shaping_spec(model), model.served_name], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_REVISION_DIGITS]
 
 
 def shaping_spec(model: PipelineModel) -> dict[str, Any]:
-    """The part of the spec that pods are made from, as a person would write it: without first defaults."""
+    """The pod-shaping part of the spec as a user would write it: without original defaults."""
     spec = model.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     resolved = resolved_spec(model)
     for path, first in FIRST_DEFAULTS.items():
@@ -58,7 +58,7 @@ def shaping_spec(model: PipelineModel) -> dict[str, Any]:
 
 
 def resolved_spec(model: PipelineModel) -> dict[str, Any]:
-    """The same with every default, so that what is made of it later is what would be made of it now."""
+    """The pod-shaping part of the spec with all defaults, so that later versions build the same pods."""
     spec = model.spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     if (limits := find_step_limits(model)) is not None:
         spec["engine"] |= {"maxNumSeqs": limits.max_num_seqs, "maxNumBatchedTokens": limits.max_num_batched_tokens}
@@ -81,7 +81,7 @@ def headless_service_name(model: PipelineModel) -> str:
 
 
 def certificate_name(model: PipelineModel) -> str:
-    """The DNS name that all certificates of the model's pods are for: of the Service that all of them are behind."""
+    """The DNS name in the certificates of all of the model's pods: that of their common Service."""
     return f"{headless_service_name(model)}.{model.namespace}.svc"
 
 
@@ -90,7 +90,7 @@ def engine_service_name(model: PipelineModel) -> str:
 
 
 def config_map_name(model: PipelineModel, revision: str) -> str:
-    """One ConfigMap for each revision: a group keeps reading the config it was made from."""
+    """One ConfigMap per revision: a group keeps the config that it was created from."""
     return f"{model.name}-{revision}"
 
 
@@ -99,7 +99,7 @@ def disruption_budget_name(model: PipelineModel) -> str:
 
 
 def cache_claim_name(model: PipelineModel, group: int, stage: int) -> str:
-    """The same for every incarnation, so that each finds what the one before it fetched."""
+    """The same for every incarnation, so that each reuses the files of the one before it."""
     return f"{model.name}-cache-{group}-{stage}"
 
 
@@ -110,8 +110,8 @@ def incarnation_policy_name(model: PipelineModel, life: GroupIncarnation) -> str
 def bus_secret_name(model: PipelineModel) -> str:
     """Secret with the plan bus's shared token.
 
-    The operator may make Secrets and not look at them, so it must be able to tell one life of a model from the next by
-    the name: a Secret that is there already is then never one that the garbage collector is about to take.
+    The operator may create Secrets but not read them. So the name must differ each time a model is created again: an
+    existing Secret with the name then never belongs to a deleted model and to the garbage collector.
     """
     uid = model.metadata.uid
     life = "" if uid is None else "-" + hashlib.sha256(uid.encode()).hexdigest()[:8]
@@ -130,7 +130,7 @@ def model_labels(model: PipelineModel, component: str) -> dict[str, str]:
 
 
 def object_metadata(model: PipelineModel, name: str, component: str, **extra_labels: str) -> dict[str, Any]:
-    """`metadata` of an object, owned by the model when the model has a uid (a file's model has none)."""
+    """`metadata` of an object, owned by the model if the model has a uid (a model from a file has none)."""
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": model.namespace,

@@ -1,4 +1,4 @@
-"""Objects that all groups of a model share: two Services, two Secrets, and the disruption budget."""
+"""Objects that all groups of a model share: two Services, two Secrets, and the PodDisruptionBudget."""
 
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ TOKEN_KEY: Final = "token"
 
 
 def build_headless_service(model: PipelineModel) -> dict[str, Any]:
-    """Gives every stage pod a DNS name, also before it is ready: stages must meet in order to become ready."""
+    """Gives every stage pod a DNS name, even before it is ready: stages must connect to become ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -36,7 +36,7 @@ def build_headless_service(model: PipelineModel) -> dict[str, Any]:
 
 
 def build_engine_service(model: PipelineModel) -> dict[str, Any]:
-    """The engines of ready groups: they run in the pods of stage 0."""
+    """The engines of ready groups; they run in the pods of stage 0."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -50,7 +50,7 @@ def build_engine_service(model: PipelineModel) -> dict[str, Any]:
 
 
 def build_bus_secret(model: PipelineModel, random_token: str) -> dict[str, Any]:
-    """Holds `random_token`, which the caller draws. Made once: another token would lock running stages out."""
+    """Holds `random_token`, drawn by the caller. Created once: another token would lock out running stages."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -62,9 +62,9 @@ def build_bus_secret(model: PipelineModel, random_token: str) -> dict[str, Any]:
 
 
 def build_engine_keys_secret(model: PipelineModel, random_key: str) -> dict[str, Any]:
-    """Holds `random_key`, which the caller draws, for all models of the namespace; so none of them owns it.
+    """Holds `random_key`, drawn by the caller, for all models of the namespace; so no model owns it.
 
-    Made once, and a person may change it (`engine_access`).
+    Created once; users may change it (`engine_access`).
     """
     no_model = model_labels(model, "engine")
     for name in (labels.APP_INSTANCE, labels.MODEL):
@@ -79,10 +79,10 @@ def build_engine_keys_secret(model: PipelineModel, random_key: str) -> dict[str,
 
 
 def build_disruption_budget(model: PipelineModel, kept_pods: int) -> dict[str, Any]:
-    """Of the pods that are ready `kept_pods` must stay.
+    """Keep `kept_pods` of the ready pods.
 
-    `minAvailable` is a number: a `maxUnavailable` would count the scale of the PipelineModel, which is groups, not
-    pods. Pods that aren't ready may always be evicted: a group that doesn't serve must not keep a node from draining.
+    `minAvailable` is a number: `maxUnavailable` would count the scale of the PipelineModel, in groups instead of pods.
+    Unready pods may always be evicted: a group that doesn't serve must not block a node drain.
     """
     return {
         "apiVersion": "policy/v1",

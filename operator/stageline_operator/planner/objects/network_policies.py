@@ -1,9 +1,8 @@
-"""NetworkPolicies of a model: who may open a connection to its pods. Nothing else may.
+"""NetworkPolicies of a model: which peers may connect to its pods. All other ingress is denied.
 
-Stages of one incarnation reach each other on all ports, since each listens for the one before on a free port, and Gloo
-and NCCL choose theirs; a policy can't say "of the same incarnation as mine", so each incarnation has one of its own.
-What pods may reach is left open: models are fetched from anywhere. Policies add up, so a person's own may close it
-(examples/network).
+Stages of one incarnation reach each other on all ports: stages listen on free ports, and Gloo and NCCL choose theirs. A
+policy can't express "of my incarnation", so each incarnation has its own policy. Egress stays open: models are fetched
+from anywhere. Policies add up, so a user's own policy may close it (examples/network).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from stageline_operator.planner.types import Peers, Setting
 
 
 def build_incarnation_policy(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:
-    """Pods of one incarnation reach each other, and no other incarnation's."""
+    """Pods of one incarnation reach each other, but no other incarnation's pods."""
     own = {
         labels.MODEL: model.name,
         labels.GROUP: str(life.group),
@@ -27,9 +26,9 @@ def build_incarnation_policy(model: PipelineModel, life: GroupIncarnation) -> di
 
 
 def build_access_policies(model: PipelineModel, setting: Setting) -> list[dict[str, Any]]:
-    """The gateway reaches engines, and the operator and who scrapes what engines and stages say of themselves.
+    """The gateway reaches engines. The operator and Prometheus reach the state and metrics of engines and stages.
 
-    So does the gateway of stages: its page shows what each of them does.
+    The gateway reaches the stages' state as well: its page shows their activity.
     """
     every_stage = {labels.MODEL: model.name}
     stage_zero = every_stage | {labels.STAGE: "0"}

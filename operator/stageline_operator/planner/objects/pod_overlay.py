@@ -1,8 +1,8 @@
-"""Lays `spec.template.podTemplate` over a stage pod, as a strategic merge patch would.
+"""Merges `spec.template.podTemplate` into a stage pod, like a strategic merge patch. Pure.
 
-Mappings are merged, lists that have a key are merged by it, other lists take the overlay's entries after their own,
-and of two values the overlay's wins. What must not win is refused before (`resource.pod_template`): so no container,
-volume, label, port, probe or command of Stageline's is ever removed or renamed by this. Pure.
+Mappings are merged. Lists with a merge key are merged by it; other lists are concatenated. Of two values the overlay's
+wins. Validation rejects overlays of what Stageline sets (`resource.pod_template`): the overlay can't remove or rename
+its containers, volumes, labels, ports, probes or commands.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ MERGE_KEYS: Final[Mapping[str, str]] = {
     "claims": "name",
     "hostAliases": "ip",
 }
-"""By which field Kubernetes tells the entries of a list apart."""
+"""The merge key of each list, as in Kubernetes."""
 _REPLACED: Final = frozenset({"supplementalGroups", "command", "args"})
-"""Lists that are one value."""
+"""Lists that are replaced as a whole."""
 
 
 def with_overlay(pod: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """`pod` with `overlay` on it; both stay as they are."""
+    """`pod` with `overlay` merged in; the arguments are not changed."""
     merged = _merged(pod, overlay)
     spec = merged["spec"]
     if spec.get("hostNetwork"):
-        # The default would ask the node's own resolver, which knows no Service and no other stage.
+        # The default policy would use the node's resolver, which knows no Service and no other stage.
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     return merged
 
@@ -55,7 +55,7 @@ def _by_key(base: Sequence[Any], overlay: Sequence[Any], key: str) -> list[Any]:
     entries = {each[key]: each for each in base}
     for each in overlay:
         known = entries.get(each.get(key))
-        # A variable's value and its source exclude each other: what is given replaces what was there.
+        # A variable's value and its source exclude each other: the overlay's replaces either.
         if known is None or "value" in known or "valueFrom" in known:
             entries[each.get(key)] = dict(each)
         else:

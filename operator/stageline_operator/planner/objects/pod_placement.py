@@ -1,4 +1,4 @@
-"""Where a stage pod may run: selectors, tolerations, classes, and how near to the other stages of its group."""
+"""Where a stage pod may run: selectors, tolerations, classes, and affinity to the other stages of its group."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _MOST_WEIGHT = 100
 
 
 def pod_placement(model: PipelineModel, life: GroupIncarnation, stage: int, gpu_class: str) -> dict[str, Any]:
-    """The fields of a pod spec that decide where it runs; `gpu_class` is the default runtime class."""
+    """The scheduling fields of a pod spec; `gpu_class` is the default runtime class."""
     template, stages = model.spec.template, model.spec.stages
     selector = dict(template.node_selector) | (dict(stages[stage].node_selector) if stages else {})
     tolerations = [*template.tolerations, *(stages[stage].tolerations if stages else ())]
@@ -39,7 +39,7 @@ def given_metadata(model: PipelineModel, life: GroupIncarnation, stage: int) -> 
 
 
 def given_overlay(model: PipelineModel, life: GroupIncarnation, stage: int) -> dict[str, Any]:
-    """The template's own overlay for the pods, with placeholders filled in wherever a text stands."""
+    """The template's pod overlay, with placeholders filled in in every string."""
     filled = _filled_anywhere(model.spec.template.pod_template, _placeholders(model, life, stage))
     assert isinstance(filled, dict)
     return filled
@@ -76,7 +76,7 @@ def _filled_text(text: str, value_of: Mapping[str, str]) -> str:
 
 
 def _affinity(model: PipelineModel, life: GroupIncarnation) -> dict[str, Any]:
-    """The template's rules, and `spec.placement` as rules about the pods of the same incarnation."""
+    """The template's affinity, plus `spec.placement` as rules on the pods of the same incarnation."""
     placement, given = model.spec.placement, model.spec.template.affinity
     own = {labels.MODEL: model.name, labels.GROUP: str(life.group), labels.INCARNATION: str(life.incarnation)}
     affinity: dict[str, Any] = given.model_dump(by_alias=True, exclude_none=True)

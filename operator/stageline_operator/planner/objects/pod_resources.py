@@ -1,7 +1,7 @@
-"""What each container of a stage pod asks for, and may use at most.
+"""Resource requests and limits of the containers of a stage pod.
 
-Devices belong to the stage alone. A quota counts every container, and refuses a pod of which one says nothing: so where
-the stage names an amount of CPU or memory, `prepare` and `engine` name one too, unless the template does.
+Only the stage container gets devices. A quota rejects a pod if one container names no amount. So if the stage names CPU
+or memory, `prepare` and `engine` name them too, unless the template does.
 """
 
 from typing import Any, Final
@@ -14,19 +14,19 @@ from stageline_api.resource.stage_pods import GPU_RESOURCE
 from stageline_api.runtime_config import StepLimits
 
 COUNTED: Final[tuple[str, ...]] = ("cpu", "memory", "ephemeral-storage")
-"""Resources that every container takes of its node; a quota may be about each."""
+"""Resources that every container uses; a quota may limit each of them."""
 
 ENGINE_REQUESTS: Final = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
 ENGINE_LIMITS: Final = {"cpu": "2", "memory": "2Gi", "ephemeral-storage": "1Gi"}
-"""The engine's own where nobody gives others: tokenizers of 150 000 entries and 64 answers at once hold 0.5 GiB."""
+"""Default limits of the engine: tokenizers with 150 000 entries and 64 concurrent requests hold 0.5 GiB."""
 
 
 def stage_resources(model: PipelineModel, stage: int, gpu_resource: str) -> dict[str, Any]:
-    """What the spec names, an RDMA device and GPUs where it asks for them without naming how many."""
+    """The resources in the spec, plus an RDMA device and GPUs if the spec asks for them without an amount."""
     named = _named(_spec_of_stage(model, stage))
     if model.spec.network.rdma_resource is not None:
         named["limits"].setdefault(model.spec.network.rdma_resource, "1")
-    # Whoever names one of the vendor's devices (a slice of a GPU, a shared one) has said which it shall be.
+    # A spec that names one of the vendor's resources (a GPU slice, a shared GPU) gets no whole GPU on top.
     is_named = bool(_vendor_amounts(named, gpu_resource))
     claims = claims_devices(model.spec.template.pod_template)
     if gpu_resource and model.spec.engine.device == "cuda" and not is_named and not claims:
@@ -35,9 +35,9 @@ def stage_resources(model: PipelineModel, stage: int, gpu_resource: str) -> dict
 
 
 def requests_gpus(model: PipelineModel, stage: int, gpu_resource: str) -> bool:
-    """Whether the stage runs on GPUs: `device: cuda`, or a resource of the GPUs' vendor whose amount is not 0.
+    """Whether the stage runs on GPUs: `device: cuda`, or a non-zero resource of the GPU vendor.
 
-    A resource is the only sign under vLLM, which takes no `device`, and with `device: auto`.
+    With `device: auto`, and under vLLM, which has no `device`, the resource is the only sign.
     """
     engine = model.spec.engine
     if engine.device == "cpu":
@@ -57,7 +57,7 @@ def find_step_limits(model: PipelineModel) -> StepLimits | None:
 
 
 def prepare_resources(model: PipelineModel, stage: int) -> dict[str, Any]:
-    """By default the stage's, without its devices: it runs before the stage, so that the pod needs no more for it."""
+    """By default the stage's, without devices: it runs before the stage, so the pod needs no more for it."""
     given = model.spec.template.prepare_resources
     if given is not None:
         return _given(_named(given))
@@ -66,10 +66,9 @@ def prepare_resources(model: PipelineModel, stage: int) -> dict[str, Any]:
 
 
 def engine_resources(model: PipelineModel, stage: int) -> dict[str, Any]:
-    """By default an amount of its own for each resource of which the stage names one.
+    """By default the engine's own amounts, for each resource that the stage names.
 
-    A limit is asked for as a whole where the stage does that too, so that the pod's quality of service stays
-    Guaranteed.
+    If the stage's request equals its limit, so does the engine's: the pod keeps the Guaranteed QoS class.
     """
     given = model.spec.template.engine_resources
     if given is not None:
@@ -87,7 +86,7 @@ def _spec_of_stage(model: PipelineModel, stage: int) -> ResourcesSpec:
 
 
 def _vendor_amounts(named: dict[str, dict[str, str]], gpu_resource: str) -> list[str]:
-    """Amounts of all resources of the GPUs' vendor: whole GPUs, slices such as `nvidia.com/mig-3g.40gb`, shares."""
+    """Amounts of all resources of the GPU vendor: whole GPUs, slices such as `nvidia.com/mig-3g.40gb`, shared GPUs."""
     vendor = gpu_resource.partition("/")[0]
     return [amount for amounts in named.values() for name, amount in amounts.items() if name.startswith(f"{vendor}/")]
 

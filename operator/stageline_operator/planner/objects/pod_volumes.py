@@ -1,8 +1,7 @@
-"""Volumes of a stage pod and where its containers see them.
+"""Volumes of a stage pod and their mount paths.
 
-The root file system is read-only, so whatever a container may write lies on one of these. Compiled kernels and layers
-share the model cache's volume, in a directory of their own: they are kept where the cache is kept, and a stage that may
-not write models may still write them.
+The root file system is read-only, so containers write only to these volumes. Compiled kernels use a separate directory
+on the model cache's volume: they live as long as the cache, and a stage that may not write models can write them.
 """
 
 from pathlib import PurePosixPath
@@ -19,9 +18,9 @@ from stageline_operator.planner.objects.vllm_stage import files_volume
 
 
 def pod_volumes(model: PipelineModel, revision: str, carries_files: bool, cache_claim: str) -> list[dict[str, Any]]:
-    """The pod's volumes: Stageline's own, the model's source where it is one, and those of the template.
+    """The pod's volumes: Stageline's own, the model's source if it is a volume, and those of the template.
 
-    `cache_claim` is the claim that the operator makes for this stage, where the model asks for one.
+    `cache_claim` is the claim that the operator creates for this stage, if the model asks for one.
     """
     tls = model.spec.network.tls
     return [
@@ -40,8 +39,9 @@ def pod_volumes(model: PipelineModel, revision: str, carries_files: bool, cache_
 def container_mounts(
     model: PipelineModel, *, writes_cache: bool, compiles: bool, connects: bool
 ) -> list[dict[str, Any]]:
-    """Where a container sees the volumes; the cache is read-only unless it fetches files into it, and the model's
-    certificate is for those that connect to other pods of the model."""
+    """The volume mounts of a container. The cache is read-only unless the container fetches files into it. Containers
+    that connect to other pods of the model get the model's certificate.
+    """
     mounts: list[dict[str, Any]] = [
         {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
         {"name": "cache", "mountPath": CACHE_DIR, "readOnly": not writes_cache},
@@ -49,13 +49,13 @@ def container_mounts(
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
     if compiles:
-        # `stageline prepare` makes the directory: one that a kubelet makes for a subPath belongs to root.
+        # `stageline prepare` creates the directory: one that a kubelet creates for a subPath belongs to root.
         mounts.append({"name": "cache", "mountPath": COMPILED_DIR, "subPath": COMPILED_SUBDIRECTORY})
     if connects and model.spec.network.tls is not None:
         mounts.append({"name": "stageline-tls", "mountPath": TLS_DIR, "readOnly": True})
     match model.spec.model.parsed_source:
         case FileSource(path=path):
-            # At its own path, so that the source means the same inside and outside.
+            # Mounted at its own path, so that the source is the same path inside and outside.
             mounts.append({"name": "source", "mountPath": path, "readOnly": True})
         case ClaimSource() | ImageSource():
             mounts.append({"name": "source", "mountPath": SOURCE_DIR, "readOnly": True})
@@ -95,7 +95,7 @@ def _source_volume(model: PipelineModel) -> dict[str, Any] | None:
 
 
 def _draft_directory(model: PipelineModel) -> str | None:
-    """The node's directory that holds the draft model, where nothing else mounts it."""
+    """The node's directory with the draft model, if no other volume mounts it."""
     speculative = model.spec.engine.speculative
     source = None if speculative is None or speculative.draft is None else speculative.draft.parsed_source
     if not isinstance(source, FileSource) or source == model.spec.model.parsed_source:

@@ -1,7 +1,7 @@
-"""The objects of a model besides its pods: which are missing or differ from what is wanted, and which are left over.
+"""The objects of a model besides its pods: which to apply and which to delete.
 
-Each carries the hash of the manifest it was made from, and its `managedFields` say whether somebody has changed it
-since, so that nothing is read, and nothing written, while all is well.
+Each object carries the hash of its manifest, and its `managedFields` show whether it was changed since. So no object is
+read or written while they all match.
 """
 
 import hashlib
@@ -39,32 +39,32 @@ from stageline_operator.planner.objects.identity import (
 from stageline_operator.planner.types import Deletion, ObjectKey, PlannedEvent, kind_of
 
 _REMADE_KINDS = ("ConfigMap", "NetworkPolicy", "PodDisruptionBudget", *GANG_OBJECT_KINDS, CLAIM)
-"""Kinds of which a model may have some that it wants no more. Services and Secrets last at least as long as it."""
+"""Kinds of which a model may have outdated objects. Services and Secrets live at least as long as the model."""
 
 
 @dataclass(frozen=True)
 class SharedObjects:
-    """What to do about them in one pass."""
+    """Writes of one pass."""
 
     apply: tuple[dict[str, Any], ...]
     delete: tuple[Deletion, ...]
     events: tuple[PlannedEvent, ...]
     needed_by: dict[ObjectKey, frozenset[int]]
-    """Groups whose pods need an object, where not all of them do."""
+    """Groups whose pods need an object, if not all of them do."""
 
 
 def plan_shared_objects(
     context: Context, groups: Sequence[GroupStatus], kept_pods: int, random_token: str
 ) -> SharedObjects:
-    """What to apply, which is not there, was made from another manifest, or was edited, and what to delete.
+    """Apply objects that are missing, outdated or edited, and delete those that no group uses.
 
-    An eviction must leave `kept_pods`. Deleted are configs of revisions, policies and PodGroups of incarnations, and
-    claims of stages, that no group has any more.
+    An eviction must leave `kept_pods`. Deleted are the configs of revisions, the policies and gang objects of
+    incarnations, and the claims of stages that no group has any more.
     """
     manifests = list(_wanted(context, groups, kept_pods, random_token))
     wanted = {_key(each) for each in manifests}
     wanted |= {("ConfigMap", config_map_name(context.model, group.revision)) for group in groups}
-    # What a revision that is forgotten asked for is not known; its pods may still be in a PodGroup.
+    # What an unknown revision asked for is unknown; its pods may still be in a PodGroup.
     forgotten = [_life(group) for group in groups if context.model_at(group.revision) is None]
     wanted |= {(kind, gang_name(context.model, life)) for life in forgotten for kind in GANG_OBJECT_KINDS}
     wanted |= {(CLAIM, name) for name in _kept_claims(context, groups)}
@@ -79,7 +79,7 @@ def plan_shared_objects(
 
 
 def changed_budget(context: Context, kept_pods: int) -> tuple[dict[str, Any], ...]:
-    """The disruption budget, where there is one and it asks for something else."""
+    """The PodDisruptionBudget, if it exists and differs."""
     budget = _hashed(build_disruption_budget(context.model, kept_pods))
     return (budget,) if _key(budget) in context.observed.objects and _differs(context, budget) else ()
 
@@ -98,9 +98,10 @@ def _needed_by(context: Context, groups: Sequence[GroupStatus]) -> dict[ObjectKe
 
 
 def _claims_to_remake(context: Context, groups: Sequence[GroupStatus]) -> set[ObjectKey]:
-    """Claims that can't become what their group's revision asks for: nothing in them is unique, and no pod has them.
+    """Claims that can't be changed to what their group's revision asks for and that no pod uses. Their data is not
+    unique.
 
-    Another storage class, a smaller size, or a larger one where the class doesn't let claims grow.
+    That is another storage class, a smaller size, or a larger one whose class doesn't allow expansion.
     """
     in_use = {pod["metadata"]["labels"][labels.GROUP] for pod in context.observed.pods}
     idle = [group for group in groups if str(group.index) not in in_use]
@@ -114,7 +115,7 @@ def _claim_names(context: Context, group: GroupStatus) -> list[str]:
 
 def _remade(claim: str) -> PlannedEvent:
     message = (
-        f"{CLAIM} {claim} can't become what the template asks for, and is made anew; its weights are prepared again"
+        f"{CLAIM} {claim} can't become what the template asks for, and is recreated; its weights are prepared again"
     )
     return PlannedEvent("Normal", EventReason.CLAIM_REPLACED, message)
 
@@ -124,7 +125,7 @@ def _wanted(
 ) -> Iterator[dict[str, Any]]:
     model = context.model
     yield build_config_map(model, context.revision)
-    # One is for stages and the other for gateways: neither tells anything of the other.
+    # One token is for stages, the other for gateways: they must be independent.
     yield build_bus_secret(model, _drawn(random_token, "plan bus"))
     yield build_engine_keys_secret(model, _drawn(random_token, "engine keys"))
     changing = [build_headless_service(model), build_engine_service(model)]
@@ -189,7 +190,7 @@ def _was_edited(context: Context, manifest: dict[str, Any]) -> bool:
 
 def _restored(manifest: dict[str, Any]) -> PlannedEvent:
     kind, name = _key(manifest)
-    return PlannedEvent("Normal", EventReason.OBJECT_RESTORED, f"{kind} {name} was edited and is made as it was")
+    return PlannedEvent("Normal", EventReason.OBJECT_RESTORED, f"{kind} {name} was edited and is restored")
 
 
 def _key(manifest: dict[str, Any]) -> ObjectKey:

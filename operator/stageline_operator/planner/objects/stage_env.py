@@ -1,4 +1,4 @@
-"""Environment of a stage pod's containers: the pod contract, then what the template adds."""
+"""Environment of a stage pod's containers: the pod contract, then the template's variables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +20,14 @@ TERMINATION_PATH = "/dev/termination-log"
 
 
 def master_address(model: PipelineModel, life: GroupIncarnation) -> str:
-    """DNS name of stage 0 of one incarnation; no pod of an older one can resolve or join it by accident."""
+    """DNS name of stage 0 of one incarnation; a pod of an older incarnation can't resolve or join it by accident."""
     return f"{pod_name(model, life, 0)}.{headless_service_name(model)}.{model.namespace}.svc"
 
 
 def stage_env(
     model: PipelineModel, life: GroupIncarnation, stage: int, host: PodHost, rendezvous_seconds: int | None
 ) -> list[dict[str, Any]]:
-    """Variables of the `stage` and `engine` containers. `rendezvous_seconds` replaces the config's own limit."""
+    """Variables of the `stage` and `engine` containers. `rendezvous_seconds` overrides the config's limit."""
     patience = {} if rendezvous_seconds is None else {env.RENDEZVOUS_SECONDS: str(rendezvous_seconds)}
     stage_count = str(model.spec.parallelism.pipeline)
     leader = master_address(model, life)
@@ -54,29 +54,29 @@ def stage_env(
 
 
 def engine_keys_env() -> dict[str, Any]:
-    """Of the `engine` container alone: what callers must show."""
+    """Only for the `engine` container: the API keys that callers must send."""
     reference = {"name": engine_access.KEYS_SECRET, "key": engine_access.KEYS_ENTRY}
     return {"name": env.ENGINE_KEYS, "valueFrom": {"secretKeyRef": reference}}
 
 
 def network_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """Variables of the `stage` container alone: which interface NCCL and Gloo take, and what the network adds."""
+    """Only for the `stage` container: the interface of NCCL and Gloo, and the network's own variables."""
     network = model.spec.network
     given = {variable.name: _given(variable) for variable in network.env}
-    # NCCL reads a plain name as a prefix, so that eth1 would match eth10 too.
+    # NCCL reads a plain name as a prefix: eth1 would match eth10 too.
     chosen = {} if network.interface is None else {
         "NCCL_SOCKET_IFNAME": _literal("NCCL_SOCKET_IFNAME", f"={network.interface}"),
         "GLOO_SOCKET_IFNAME": _literal("GLOO_SOCKET_IFNAME", network.interface),
     }  # fmt: skip
-    # What a person set for all containers is not overruled by what follows from the interface.
+    # A variable that the user set for all containers overrides the one derived from the interface.
     taken = {variable.name for variable in model.spec.template.env} - set(given)
     return [variable for name, variable in (chosen | given).items() if name not in taken]
 
 
 def compiler_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """Variables of the `stage` container alone: where Triton, the CUDA driver and vLLM keep what they compile.
+    """Only for the `stage` container: the compile caches of Triton, the CUDA driver and vLLM.
 
-    Their own defaults lie in a home directory or are named after the user, and the user has neither home nor name.
+    Their defaults are in a home directory or include the user's name; the containers' user has neither.
     """
     taken = {variable.name for variable in model.spec.template.env}
     folders = {
@@ -89,7 +89,7 @@ def compiler_env(model: PipelineModel) -> list[dict[str, Any]]:
 
 
 def prepare_env(model: PipelineModel, stage: int, host: PodHost) -> list[dict[str, Any]]:
-    """With the stage where that matters: only the last one fetches the draft model's weights."""
+    """The variables of `prepare`. The stage matters: only the last one fetches the draft model's weights."""
     speculative = model.spec.engine.speculative
     place = {env.STAGE_INDEX: str(stage), env.STAGE_COUNT: str(model.spec.parallelism.pipeline)}
     drafts = speculative is not None and speculative.draft is not None
@@ -98,7 +98,7 @@ def prepare_env(model: PipelineModel, stage: int, host: PodHost) -> list[dict[st
 
 
 def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:
-    """The Hub token, for the containers that fetch: `prepare`, and `stage` for its own shards; never the engine."""
+    """The Hub token, for containers that fetch: `prepare`, and `stage` for its own shards; never the engine."""
     reference = model.spec.model.token_secret_ref
     if reference is None:
         return []
@@ -109,7 +109,7 @@ def hub_token_env(model: PipelineModel) -> list[dict[str, Any]]:
 def base_env(model: PipelineModel, host: PodHost) -> list[dict[str, Any]]:
     """Variables of every container. The root file system is read-only, so temporary files go to the `/tmp` volume.
 
-    So does whatever a library keeps in a home directory, which the containers' user doesn't have.
+    Files that libraries keep in a home directory go there too: the containers' user has no home.
     """
     given = {variable.name: _given(variable) for variable in model.spec.template.env}
     scratch = {"TMPDIR": "/tmp"} | ({"HOME": "/tmp"} if host.root_is_read_only else {})
@@ -121,7 +121,7 @@ def base_env(model: PipelineModel, host: PodHost) -> list[dict[str, Any]]:
 
 
 def _given(variable: EnvVar) -> dict[str, Any]:
-    """A person's own, as a container has it."""
+    """A variable of the user's, in the form of a container's env."""
     if variable.value_from is None:
         return _literal(variable.name, variable.value)
     source = variable.value_from.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -133,5 +133,5 @@ def literals(variables: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _literal(name: str, value: str) -> dict[str, Any]:
-    # `$(NAME)` in a value would be expanded, and `$$` stands for one `$`.
+    # `$(NAME)` in a value would be expanded; `$$` escapes `$`.
     return {"name": name, "value": value.replace("$", "$$")}

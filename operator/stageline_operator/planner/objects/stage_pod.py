@@ -1,4 +1,4 @@
-"""The pod of one stage: `prepare` first, then `stage`, and in stage 0 the `engine` beside it."""
+"""The pod of one stage: `prepare` first, then `stage`; stage 0 has the `engine` beside it."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -52,7 +52,7 @@ _CLUSTER_NODE: Final = PodHost()
 _NO_IMAGES: Final = VllmImages()
 
 _STARTUP_SECONDS: Final = 180
-"""Until the health endpoint must answer: imports on a busy machine, not loading, which the runtime times itself."""
+"""Time for the health endpoint to answer: it covers imports on a busy machine. The runtime limits loading itself."""
 
 
 def build_stage_pod(
@@ -66,10 +66,10 @@ def build_stage_pod(
     vllm_images: VllmImages = _NO_IMAGES,
     rendezvous_seconds: int | None = None,
 ) -> dict[str, Any]:
-    """Manifest of stage `stage` (0 to P - 1); `default_image` and `vllm_images` are used when the model names none.
+    """Manifest of stage `stage` (0 to P - 1); `default_image` and `vllm_images` are used if the model names none.
 
-    The engine gets `tracing_env`, as far as the template doesn't set these variables itself. `rendezvous_seconds` is
-    how long this pod waits for the others, where that is not what the model says.
+    The engine gets `tracing_env`, except variables that the template sets. `rendezvous_seconds` overrides the model's
+    limit for this pod.
     """
     name = pod_name(model, life, stage)
     bare_image = image_without_stageline(model, vllm_images)
@@ -126,7 +126,7 @@ def _init_containers(
     if files_image is None:
         return [prepare]
     files = _container(model, FILES_CONTAINER, files_image) | {"env": base_env(model, host)}
-    # It runs before the stage too, and a quota refuses a pod of which one container names nothing.
+    # It runs before the stage too, and a quota rejects a pod if one container names no amounts.
     resources = {"resources": prepare["resources"]} if "resources" in prepare else {}
     return [prepare, files_container(files) | resources]
 
@@ -159,7 +159,7 @@ def _containers(
         **_probes(ports.STAGE_HEALTH),
     }
     if model.spec.network.rdma_resource is not None:
-        # RDMA pins its buffers in memory, which the lock limit of a container would refuse.
+        # RDMA pins its buffers in memory, which exceeds a container's memory lock limit.
         stage_container["securityContext"]["capabilities"]["add"] = ["IPC_LOCK"]
     if is_vllm(model):
         stage_container = vllm_container(stage_container, bare_image)
@@ -174,7 +174,7 @@ def _containers(
             _port("plan-bus", ports.PLAN_BUS),
         ],
         **({"resources": resources} if resources else {}),
-        # The state's port answers probes too, and never by TLS.
+        # The state port also answers probes, and never uses TLS.
         **_probes(ports.ENGINE_HTTP if model.spec.network.tls is None else ports.ENGINE_STATE),
     }
     return [stage_container, engine_container]
@@ -204,7 +204,7 @@ def _container(model: PipelineModel, command: str, default_image: str) -> dict[s
 
 
 def _writes_cache(model: PipelineModel, command: str) -> bool:
-    """The own stages fetch their shards of a model that comes from the Hub; all else is there before they start."""
+    """Stageline's own stages fetch their shards of a Hub model; else all files exist before they start."""
     fetches_shards = isinstance(model.spec.model.parsed_source, HubSource) and not is_vllm(model)
     return command == PREPARE_CONTAINER or (command == STAGE_CONTAINER and fetches_shards)
 
@@ -214,13 +214,13 @@ def _probes(port: int) -> dict[str, Any]:
     return {
         "startupProbe": alive | {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": _STARTUP_SECONDS},
         "readinessProbe": ready | {"periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 3},
-        # A stage that computes holds the interpreter for a while; only a long silence means it hangs.
+        # A computing stage can hold the interpreter for a while; only a long silence means that it hangs.
         "livenessProbe": alive | {"periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 6},
     }
 
 
 def _with_later(entries: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Both lists of variables; of two with one name the later one."""
+    """Both lists of variables; the later one wins for a common name."""
     return list({each["name"]: each for each in (*entries, *later)}.values())
 
 

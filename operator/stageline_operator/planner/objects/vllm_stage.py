@@ -1,9 +1,9 @@
-"""What is different about the pods of a model that vLLM runs: the stage container, and what it needs on a volume.
+"""What differs in the pods of a model that vLLM runs: the stage container and its extra volume.
 
-The `stage` container runs Stageline's supervisor of one vLLM node. Where `engine.image` or the operator names vLLM's
-own image, nothing of Stageline is in it: an init container of Stageline's image copies what the supervisor and the
-plugins need onto a volume, and the image's own Python runs them from there. Everything else of the pod is as for the
-own runtime.
+The `stage` container runs Stageline's supervisor of one vLLM node. vLLM's own image, named by `engine.image` or the
+operator, does not contain Stageline. So an init container of Stageline's image copies the supervisor and the plugins to
+a volume, and the Python of vLLM's image runs them from there. The rest of the pod is the same as for Stageline's
+runtime.
 """
 
 from typing import Any, Final
@@ -16,7 +16,7 @@ FILES_CONTAINER: Final = "vllm-files"
 FILES_VOLUME: Final = "stageline"
 FILES_PATH: Final = "/opt/stageline-vllm"
 SUPERVISOR_COMMAND: Final = ("stageline", "vllm-stage")
-"""Where the stage's image has Stageline in it."""
+"""For a stage image that contains Stageline."""
 CARRIED_SUPERVISOR_COMMAND: Final = ("python3", "-m", "stageline_vllm.supervisor")
 
 
@@ -25,9 +25,9 @@ def is_vllm(model: PipelineModel) -> bool:
 
 
 def image_without_stageline(model: PipelineModel, images: VllmImages) -> str | None:
-    """vLLM's own image, where Stageline has to come on a volume; None where the pod's image has it.
+    """vLLM's own image, if Stageline must come from a volume; None if the pod's image contains Stageline.
 
-    The operator's image stands behind the template's: whoever names one there has put vLLM into it.
+    The template's image takes precedence over the operator's: an image named there contains vLLM.
     """
     if not is_vllm(model):
         return None
@@ -36,7 +36,7 @@ def image_without_stageline(model: PipelineModel, images: VllmImages) -> str | N
 
 
 def vllm_container(container: dict[str, Any], bare_image: str | None) -> dict[str, Any]:
-    """The own runtime's `stage` container, as one that supervises vLLM."""
+    """The runtime's `stage` container, changed to supervise vLLM."""
     if bare_image is None:
         return container | {"command": list(SUPERVISOR_COMMAND)}
     return container | {
@@ -48,14 +48,14 @@ def vllm_container(container: dict[str, Any], bare_image: str | None) -> dict[st
 
 
 def _with_files(variables: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The volume first on the path; what a person has put there stays behind it."""
+    """Put the volume first on the path; keep the user's entries after it."""
     given = [each["value"] for each in variables if each["name"] == PATH_VARIABLE]
     others = [each for each in variables if each["name"] != PATH_VARIABLE]
     return [*others, {"name": PATH_VARIABLE, "value": ":".join([FILES_PATH, *given])}]
 
 
 def files_container(container: dict[str, Any]) -> dict[str, Any]:
-    """The init container that fills the volume, from one of Stageline's own image."""
+    """The init container that fills the volume, derived from one of Stageline's image."""
     return container | {
         "command": ["stageline", FILES_CONTAINER, FILES_PATH],
         "volumeMounts": [*container["volumeMounts"], _mount(read_only=False)],

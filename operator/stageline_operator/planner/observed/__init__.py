@@ -1,1 +1,1 @@
-"""Manifests with status, read once into the facts that planning needs."""
+"""Parses manifests with status into the facts that planning needs."""

@@ -1,4 +1,4 @@
-"""How the containers of a pod ended, or why one will never start; and whether one has begun."""
+"""How the containers of a pod ended, why one can't start, and whether one has begun."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from typing import Any, Final
 
 FATAL_WAITING_REASONS: Final = frozenset({"CreateContainerError", "RunContainerError"})
 ENDS_OF_PODS: Final = frozenset({"DeadlineExceeded", "Evicted", "NodeLost", "NodeShutdown", "Preempting", "Terminated"})
-"""Why pods that ran are ended as a whole. Any other reason of a failed pod means that its kubelet refused it."""
+"""Reasons for which running pods end as a whole. Any other reason of a failed pod is a rejection by its kubelet."""
 _UNKNOWN: Final = "ContainerStatusUnknown"
-"""Reason of an end that a kubelet writes for a container it can't find, whether or not there ever was one."""
+"""The kubelet's reason for a container that it can't find, whether or not it ever ran."""
 
 
 @dataclass(frozen=True)
 class ContainerEnd:
-    """How one container ended, or why it will never start (`exit_code` None)."""
+    """How one container ended, or why it can't start (`exit_code` None)."""
 
     stage: int
     container: str
@@ -34,7 +34,7 @@ def container_statuses(status: Mapping[str, Any]) -> Iterator[tuple[Mapping[str,
 
 
 def has_begun(container: Mapping[str, Any]) -> bool:
-    """Whether a container ever ran, read from its status."""
+    """Whether a container ever ran, from its status."""
     state = container.get("state", {})
     if container.get("lastState") or container.get("restartCount"):
         return True
@@ -45,7 +45,7 @@ def has_begun(container: Mapping[str, Any]) -> bool:
 
 
 def is_refused(status: Mapping[str, Any]) -> bool:
-    """Whether a pod failed through no container's end: its kubelet did not take it, or not again after a restart."""
+    """Whether a pod failed without a container's end: its kubelet rejected it, perhaps after a restart."""
     if status.get("phase") != "Failed":
         return False
     began = any(has_begun(each) for each, _ in container_statuses(status))
@@ -53,11 +53,11 @@ def is_refused(status: Mapping[str, Any]) -> bool:
 
 
 def container_ends(status: Mapping[str, Any], stage: int, now: datetime) -> Iterator[ContainerEnd]:
-    """Every end in a pod's status; `now` stands in for a missing time."""
+    """Every end in a pod's status; `now` replaces a missing time."""
     if is_refused(status):
         return
     if status.get("phase") == "Failed" and status.get("reason"):
-        # The pod as a whole failed (`Evicted`, `NodeLost`); its containers' own ends are only how that looked.
+        # The pod failed as a whole (`Evicted`, `NodeLost`); its containers' ends are only symptoms.
         yield ContainerEnd(stage, "", None, 0, status["reason"], status.get("message", ""), now)
         return
     for each, may_complete in container_statuses(status):
@@ -75,7 +75,7 @@ def container_ends(status: Mapping[str, Any], stage: int, now: datetime) -> Iter
 
 
 def moment(text: str | None) -> datetime | None:
-    """A Kubernetes timestamp; one without a zone is UTC."""
+    """Parse a Kubernetes timestamp; one without a zone is UTC."""
     if not text:
         return None
     parsed = datetime.fromisoformat(text)

@@ -1,4 +1,4 @@
-"""What planning needs to know of a model's objects besides its pods, read from their manifests."""
+"""Facts about a model's objects besides its pods, from their manifests."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from stageline_operator.planner.objects.config import SPEC_FILE
 from stageline_operator.planner.types import ObjectKey
 
 OWNED_FIELDS: Final = "ownedFields"
-"""Where a cache keeps what `field_ownership.owned_fields` makes of an object's `managedFields`."""
+"""Key under which a cache keeps `field_ownership.owned_fields` of an object instead of its `managedFields`."""
 
 
 def applied_hashes(objects: Mapping[ObjectKey, Mapping[str, Any]]) -> dict[ObjectKey, str]:
@@ -24,7 +24,7 @@ def owned_by(objects: Mapping[ObjectKey, Mapping[str, Any]]) -> dict[ObjectKey, 
 
 
 def revision_specs(objects: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """`Observed.revision_specs` from a model's ConfigMaps; other objects are passed over."""
+    """`Observed.revision_specs` from a model's ConfigMaps; other objects are ignored."""
     specs: dict[str, Mapping[str, Any]] = {}
     for each in objects:
         revision = (each.get("metadata", {}).get("labels") or {}).get(labels.REVISION)
@@ -34,7 +34,7 @@ def revision_specs(objects: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[st
         try:
             spec = json.loads(text)
         except ValueError:
-            continue  # not written by an operator; the revision counts as forgotten
+            continue  # not written by an operator: the revision is unknown
         if isinstance(spec, dict):
             specs[revision] = spec
     return specs

@@ -1,4 +1,4 @@
-"""A pod manifest with status, read once into the few facts that planning needs, its kubelet's loss among them."""
+"""Parses a pod manifest with status into the facts that planning needs, including the loss of its kubelet."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ from stageline_operator.planner.types import PodTrouble
 IMAGE_TROUBLE: Final = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
-"""What a kubelet says of an image it can't get. It tries again by itself, and a pulled image never gets here again."""
+"""Kubelet reasons for an image it can't pull. It retries, and these reasons don't return after a successful pull."""
 _CONFIG_TROUBLE: Final = "CreateContainerConfigError"
-"""A Secret or ConfigMap that a container names is not there; the kubelet looks again by itself."""
+"""A Secret or ConfigMap of a container is missing; the kubelet retries."""
 _TAINT_MANAGER: Final = "DeletionByTaintManager"
 SILENT_SECONDS: Final = 10.0
 OVERDUE_SECONDS: Final = 60.0
 _BEING_MADE: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _RESTARTED: Final = frozenset({"Always", "OnFailure"})
-"""Restart policies of a single container whose end is its kubelet's matter: it starts the container again."""
+"""Restart policies of a single container that its kubelet restarts."""
 
 _ENDED_PHASES: Final = frozenset({"Succeeded", "Failed"})
-"""A kubelet says so once all containers of a pod have ended for good; its devices and ports are free from then on."""
+"""The kubelet sets these after all containers of a pod have ended; its devices and ports are then free."""
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """Why a pod's containers don't start, through no fault of theirs. `since` is None where nobody says."""
+    """Why a pod's containers don't start although none failed. `since` is None if unknown."""
 
     failure_class: FailureClass
     container: str
@@ -48,11 +48,11 @@ class Blocked:
 
 @dataclass(frozen=True)
 class ObservedPod:
-    """One stage pod. `note` is a sentence about what it waits for."""
+    """One stage pod. `note` is a sentence on what it waits for."""
 
     name: str
     owner: str
-    """Uid of the PipelineModel that it was made for; empty where there is none."""
+    """Uid of the PipelineModel that it was created for; empty if there is none."""
     group: int
     incarnation: int
     stage: int
@@ -61,23 +61,23 @@ class ObservedPod:
     ready: bool
     deleting: bool
     is_over: bool
-    """Whether it is being deleted and nothing of it runs any more: its kubelet has only to clear away what is left."""
+    """Whether it is being deleted and none of its processes runs: its kubelet only has to clean up."""
     note: str
     ends: tuple[ContainerEnd, ...]
     placed: bool
     """Whether it has a node."""
     placed_at: datetime | None
     lost: bool
-    """Whether its node is lost: it counts as dead, and no kubelet will say so."""
+    """Whether its node is lost: the pod counts as ended, although no kubelet reports it."""
     unheard: bool
-    """Whether it was ready when its node was last heard of, and that node does not count as lost."""
+    """Whether it was ready at its node's last report, and that node is unreachable but does not count as lost."""
     blocked: Blocked | None
     disruption: str
-    """Who is about to end it and why, where Kubernetes says so."""
+    """What is about to end the pod and why, from its DisruptionTarget condition."""
     refused: bool
-    """Whether its kubelet did not take it, which `blocked` explains: nothing of it will ever run."""
+    """Whether its kubelet rejected it, which `blocked` explains: none of its containers will run."""
     before_start: str
-    """What it does before its stage, and its engine, begin, as a sentence; empty once they have."""
+    """What it does before its stage and engine begin, as a sentence; empty once they have begun."""
 
 
 def read_pod(
@@ -87,9 +87,9 @@ def read_pod(
     trouble: PodTrouble | None = None,
     unheard_nodes: Collection[str] = (),
 ) -> ObservedPod:
-    """Read a pod; raises `KeyError` when it lacks Stageline's labels (the observer selects by them).
+    """Parse a pod; raises `KeyError` if it lacks Stageline's labels (the observer selects by them).
 
-    `trouble` counts only while the pod still waits for its containers.
+    `trouble` applies only while the pod waits for its containers.
     """
     metadata, status = pod["metadata"], pod.get("status", {})
     own_labels = metadata["labels"]
@@ -129,7 +129,7 @@ def read_pod(
 
 
 def spec_to_keep(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What is read of a pod's spec here: all that a copy of the pod needs of it."""
+    """The fields of a pod's spec that this module reads: a cached pod keeps only them."""
     kept: dict[str, Any] = {"nodeName": spec["nodeName"]} if spec.get("nodeName") else {}
     for kind in ("initContainers", "containers"):
         policies = ({"name": each["name"], "restartPolicy": each.get("restartPolicy")} for each in spec.get(kind) or ())
@@ -139,7 +139,7 @@ def spec_to_keep(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sidecars(pod: Mapping[str, Any]) -> set[str]:
-    """Containers that their kubelet starts again by themselves."""
+    """Containers that their kubelet restarts one by one."""
     spec = spec_to_keep(pod.get("spec", {}))
     return {each["name"] for kind in ("initContainers", "containers") for each in spec.get(kind, ())}
 
@@ -156,7 +156,7 @@ def _without_sidecars(pod: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _before_start(pod: Mapping[str, Any]) -> str:
-    """What a pod that has a node does before its stage begins. Whether it pulls an image, its kubelet doesn't say."""
+    """What a scheduled pod does before its stage begins. The status does not tell whether an image is being pulled."""
     status, sidecars = pod.get("status", {}), _sidecars(pod)
     own = [each for each in status.get("containerStatuses", []) if each["name"] in (STAGE_CONTAINER, ENGINE_CONTAINER)]
     if own and all(has_begun(each) for each in own):
@@ -169,8 +169,8 @@ def _before_start(pod: Mapping[str, Any]) -> str:
             case {"waiting": waiting} if waiting.get("reason") not in _BEING_MADE:
                 return _waiting_words(each["name"], waiting)
             case {"waiting": _}:
-                return f"its container {each['name']} is not there yet: an image is pulled, or a volume attached"
-    return "its kubelet has not begun with it"
+                return f"its container {each['name']} does not exist yet: an image is pulled, or a volume attached"
+    return "its kubelet has not started it"
 
 
 def _waiting_words(name: str, waiting: Mapping[str, Any]) -> str:
@@ -179,8 +179,8 @@ def _waiting_words(name: str, waiting: Mapping[str, Any]) -> str:
 
 def _refused(status: Mapping[str, Any]) -> Blocked:
     reason = str(status.get("reason") or "")
-    words = str(status.get("message") or "it failed before its containers began, and its kubelet doesn't say why")
-    message = f"its node refuses it: {reason}: {words}" if reason else words
+    words = str(status.get("message") or "it failed before its containers began, and its kubelet reports no reason")
+    message = f"its node rejected it: {reason}: {words}" if reason else words
     return Blocked(FailureClass.UNSCHEDULABLE, "", reason, message, None)
 
 
@@ -214,7 +214,7 @@ def _not_started(trouble: PodTrouble) -> Blocked:
 
 
 def waits_for_containers(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has a node and none of its containers was created: its status does not say why."""
+    """Whether a scheduled pod has no container yet: its status does not contain the reason."""
     status = pod.get("status", {})
     states = [each.get("state", {}) for each, _ in container_statuses(status)]
     is_bound = bool(pod.get("spec", {}).get("nodeName")) and "deletionTimestamp" not in pod["metadata"]
@@ -234,22 +234,22 @@ def _note(status: Mapping[str, Any]) -> str:
             case {"waiting": waiting} if waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
                 return _waiting_words(each["name"], waiting)
             case {"terminated": {"exitCode": int(code)}} if code != 0:
-                return f"{each['name']} ended with exit status {code}"
+                return f"{each['name']} exited with status {code}"
             case {"running": _} if not each.get("ready"):
                 return f"{each['name']} is starting"
     return ""
 
 
 def given_up_at(pod: Mapping[str, Any]) -> datetime | None:
-    """When the pod's kubelet counts as gone, told from the pod alone, for an operator that may not look at nodes.
+    """When the pod's kubelet counts as gone, from the pod alone, for an operator that may not read nodes.
 
     None while the kubelet seems alive. A kubelet writes `Ready` and `ContainersReady` together, and Stageline's pods
-    have no readiness gates; the node controller, which gives up a silent kubelet, writes `Ready` alone. So a pod that
-    isn't ready while its containers are has no kubelet, or one that comes back and corrects it within seconds. And a
-    live kubelet ends a pod soon after its grace period; where it does not, nothing runs that a new incarnation meets.
+    have no readiness gates. The node controller, for an unreachable node, writes only `Ready`. So a pod that isn't
+    ready while its containers are has no kubelet, or a returning one that corrects it within seconds. A live kubelet
+    also ends a pod soon after its grace period; if it does not, no process of the pod can disturb a new incarnation.
     """
     since = moment(_condition(pod, "Ready").get("lastTransitionTime")) if is_silent(pod) else None
-    # The time at which its grace ends, not when the deletion was asked for.
+    # The end of the grace period, not the time of the deletion request.
     ends = moment(pod["metadata"].get("deletionTimestamp"))
     return min(
         (at + timedelta(seconds=wait) for at, wait in ((since, SILENT_SECONDS), (ends, OVERDUE_SECONDS)) if at),
@@ -258,15 +258,15 @@ def given_up_at(pod: Mapping[str, Any]) -> datetime | None:
 
 
 def is_silent(pod: Mapping[str, Any]) -> bool:
-    """Whether only the node controller speaks of the pod, which a live kubelet corrects within seconds."""
+    """Whether only the node controller updates the pod; a live kubelet corrects that within seconds."""
     said = (_condition(pod, kind).get("status") for kind in ("Ready", "ContainersReady"))
     return tuple(said) == ("False", "True")
 
 
 def is_given_up(pod: Mapping[str, Any]) -> bool:
-    """Whether the control plane has evicted the pod because its node is lost, which it doesn't do in an outage."""
-    told = _condition(pod, "DisruptionTarget")
-    return told.get("status") == "True" and told.get("reason") == _TAINT_MANAGER
+    """Whether the control plane evicted the pod because its node is lost; it does not evict in an outage."""
+    condition = _condition(pod, "DisruptionTarget")
+    return condition.get("status") == "True" and condition.get("reason") == _TAINT_MANAGER
 
 
 def _condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -274,6 +274,6 @@ def _condition(pod: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
 
 
 def next_look_seconds(pods: Sequence[Mapping[str, Any]], now: datetime) -> float | None:
-    """Seconds until the first of the pods counts as lost; None when none is about to."""
+    """Seconds until the first of the pods counts as lost; None if none is about to."""
     left = ((at - now).total_seconds() for pod in pods if (at := given_up_at(pod)) is not None)
     return min((seconds for seconds in left if seconds > 0), default=None)

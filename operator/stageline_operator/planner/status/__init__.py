@@ -1,1 +1,1 @@
-"""The status that is written: counts, conditions, progress."""
+"""The status to write: counts, conditions, progress."""

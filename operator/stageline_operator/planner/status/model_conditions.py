@@ -1,8 +1,8 @@
 """Conditions of a PipelineModel, from the phases of its groups.
 
-Available: somebody answers. Ready: everything is as the spec says. Progressing: something is under way, and has not
-run out of time. Degraded means that a person must act: a group stays down until the template changes. Stalled: nothing
-more comes of waiting, for a Degraded model or one past its progress deadline; whoever waits for Ready stops.
+Available: at least one group serves. Ready: the model matches its spec. Progressing: a change is under way within its
+deadline. Degraded: a user must act, because a group stays down until the template changes. Stalled: waiting does not
+help, because the model is Degraded or past its progress deadline; tools that wait for Ready stop.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ _REASON_OF_ROW: Final[Mapping[str, Reason]] = {
 
 @dataclass(frozen=True)
 class Judged:
-    """What conditions are computed from. `is_overdue`: no group became ready within the progress deadline."""
+    """Input of the conditions. `is_overdue`: no group became ready within the progress deadline."""
 
     groups: Sequence[GroupStatus]
     failures: Sequence[FailureRecord]
@@ -46,7 +46,7 @@ class Judged:
     revision: str
     is_overdue: bool = False
     refusal: str = ""
-    """Why the API server refuses an object that is wanted."""
+    """Why the API server refuses a wanted object."""
     advice: str = ""
     """Added to the message of a ready model."""
 
@@ -60,7 +60,7 @@ class Judged:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all wanted groups are ready, none is left over, and no more are outdated than `partition` allows."""
+        """Whether all wanted groups are ready, none is left over, and at most `partition` are outdated."""
         outdated = sum(group.revision != self.revision for group in self.groups)
         return len(self.ready) == len(self.groups) == self.wanted and outdated <= self.model.spec.rollout.partition
 
@@ -76,7 +76,7 @@ class _Verdict:
 
 
 def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetime) -> tuple[Condition, ...]:
-    """All conditions; `last_transition_time` moves only when a condition's status does."""
+    """All conditions; `last_transition_time` changes only with a condition's status."""
     counted = f"{len(judged.ready)} of {judged.wanted} groups are ready"
     available = bool(judged.ready)
     degraded, progressing = _degraded(judged), _progressing(judged)
@@ -95,9 +95,9 @@ def model_conditions(judged: Judged, previous: Sequence[Condition], now: datetim
 def refused_status(
     before: PipelineModelStatus, manifest: Mapping[str, Any], problems: Sequence[FieldProblem], now: datetime
 ) -> PipelineModelStatus:
-    """The cluster accepted a spec that this version can't run: conditions name the fields, and groups run on.
+    """The cluster accepted a spec that this version can't run: conditions name the fields, and groups keep running.
 
-    `before` has its groups as they are now.
+    `before` has the current state of its groups.
     """
     generation = manifest["metadata"].get("generation")
     sentence = "; ".join(str(problem) for problem in problems)[:32_000]
@@ -118,7 +118,7 @@ def refused_status(
 
 
 def _ready(judged: Judged, degraded: _Verdict, progressing: _Verdict, counted: str) -> _Verdict:
-    """Its reason is what `kubectl get` shows: in one word why the model is not ready."""
+    """Its reason is in `kubectl get`: one word for why the model is not ready."""
     if judged.model.spec.suspend:
         return _Verdict(False, Reason.SUSPENDED, counted)
     if judged.is_complete:
@@ -157,9 +157,9 @@ def _progressing(judged: Judged) -> _Verdict:
 
 
 def _under_way(judged: Judged) -> _Verdict | None:
-    """What is in progress, the worst first; None when nothing is."""
+    """The worst change in progress; None if there is none."""
     if judged.refusal and not judged.is_complete:
-        return _Verdict(True, Reason.WRITE_REFUSED, f"the API server refuses what is needed: {judged.refusal}")
+        return _Verdict(True, Reason.WRITE_REFUSED, f"the API server refuses an object: {judged.refusal}")
     restarting = [group for group in judged.groups if group.phase in _RESTARTING]
     if restarting:
         failure = judged.last_failure(restarting[0])
@@ -182,7 +182,7 @@ def _under_way(judged: Judged) -> _Verdict | None:
 
 
 def _preparing_sentence(groups: Sequence[GroupStatus]) -> str:
-    """What the first stage that has not begun does; empty where all have."""
+    """What the first stage that has not begun does; empty if all have begun."""
     rows = ((group, row) for group in groups for row in group.stages if row.reason == NotReady.PREPARING)
     return next((f"stage {row.index} of group {group.index}: {row.message}" for group, row in rows), "")
 
@@ -202,7 +202,7 @@ def _degraded(judged: Judged) -> _Verdict:
     if failure is None:
         return _Verdict(True, Reason.GROUP_FAILED, f"group {down[0].index} is down and its failure is not on record")
     if failure.failure_class is FailureClass.BAD_CONFIG:
-        sentence = f"{failure_sentence(failure)}; correct the spec, it is not tried again as it is"
+        sentence = f"{failure_sentence(failure)}; correct the spec; it is not retried unchanged"
         return _Verdict(True, Reason.BAD_CONFIGURATION, sentence)
     sentence = f"{failure_sentence(failure)}; {spent_sentence(len(down[0].restarts))}"
     return _Verdict(True, Reason.RESTART_BUDGET_SPENT, sentence)

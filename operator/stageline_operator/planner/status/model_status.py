@@ -1,4 +1,4 @@
-"""The status of a PipelineModel as a whole: counts, conditions, progress deadline, and its Events."""
+"""The status of a PipelineModel: counts, conditions, progress deadline, and Events."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ _COMING_BACK: Final = (
 def next_status(
     context: Context, groups: tuple[GroupStatus, ...], failures: tuple[FailureRecord, ...], retired_incarnation: int
 ) -> PipelineModelStatus:
-    """The status to write before anything else is done."""
+    """The status to write before other writes."""
     model, before = context.model, context.observed.status
     advice = give_advice(model, context.setting.pod_host.gpu_resource)
     judged = Judged(groups, failures, model, context.revision, refusal=context.observed.refusal, advice=advice)
@@ -53,7 +53,7 @@ def next_status(
 
 
 def progress_deadline(context: Context, status: PipelineModelStatus) -> float | None:
-    """Seconds until the progress deadline passes; None while nothing is under way, or when it has passed."""
+    """Seconds until the progress deadline; None if nothing is under way or the deadline has passed."""
     if _holds(status, ConditionType.READY) or status.progressed_at is None or context.model.spec.suspend:
         return None
     deadline = timedelta(seconds=context.model.spec.rollout.progress_deadline_seconds)
@@ -62,10 +62,10 @@ def progress_deadline(context: Context, status: PipelineModelStatus) -> float | 
 
 
 def model_events(context: Context, status: PipelineModelStatus) -> tuple[PlannedEvent, ...]:
-    """Events about the model as a whole that this pass makes true."""
+    """Events about the model that become true in this pass."""
     before, events = context.observed.status, []
     if context.restart_requested:
-        message = f"annotation {labels.RESTART} is {context.restart_request!r}: failed groups are tried again"
+        message = f"annotation {labels.RESTART} is {context.restart_request!r}: failed groups are retried"
         events.append(PlannedEvent("Normal", EventReason.RESTART_REQUESTED, message))
     now, then = _reason(status, ConditionType.PROGRESSING), _reason(before, ConditionType.PROGRESSING)
     if now == Reason.PROGRESS_DEADLINE_EXCEEDED != then:
@@ -77,15 +77,15 @@ def model_events(context: Context, status: PipelineModelStatus) -> tuple[Planned
     if now == Reason.SUSPENDED != then:
         events.append(PlannedEvent("Normal", EventReason.SUSPENDED, "spec.suspend is true: all groups are removed"))
     if then == Reason.SUSPENDED != now:
-        events.append(PlannedEvent("Normal", EventReason.RESUMED, "spec.suspend is false: groups are made again"))
+        events.append(PlannedEvent("Normal", EventReason.RESUMED, "spec.suspend is false: groups are created again"))
     return tuple(events)
 
 
 def _has_progressed(context: Context, judged: Judged) -> bool:
-    """Whether the progress deadline starts anew.
+    """Whether the progress deadline restarts.
 
-    At a new revision, one more ready group, a person's request, the end of a suspension or of being Ready. Not at any
-    other change of the spec: an autoscaler that goes up and down would put the deadline off for ever.
+    It restarts at a new revision, one more ready group, a restart request, the end of a suspension, or the end of being
+    Ready. Other spec changes don't restart it: an oscillating autoscaler would postpone the deadline forever.
     """
     before = context.observed.status
     was_ready = {group.index for group in before.groups if group.phase == GroupPhase.READY}
@@ -108,12 +108,11 @@ def _reason(status: PipelineModelStatus, kind: ConditionType) -> str:
 
 
 def kept_pods(status: PipelineModelStatus, pods: Sequence[ObservedPod], wanted_groups: int) -> int:
-    """How many ready pods an eviction must leave; `status` is the one that is about to be written.
+    """How many ready pods an eviction must leave; `status` is about to be written.
 
-    One group may be lost at a time, since each eviction costs a whole one. A budget counts pods, and pods of one model
-    are alike to it, so the number follows what is ready: all of it but one pod. While a lost group is on its way back,
-    nothing more may go. One that is not, because it is left down, finds no capacity or is overdue, must not keep a node
-    from draining.
+    At most one group may be lost at a time, since each eviction costs a whole group. A budget counts pods and can't
+    tell groups apart, so it keeps all ready pods but one. While a lost group restarts, no eviction is allowed. A group
+    that stays down, finds no capacity or is overdue must not block a node drain.
     """
     ready = sum(pod.ready and not pod.deleting for pod in pods)
     progressing = next((each for each in status.conditions if each.type == ConditionType.PROGRESSING), None)
