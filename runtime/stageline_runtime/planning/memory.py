@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
-from stageline_runtime.model_facts.expert_cut import rank_layer_parameters
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import end_parameters
-from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
+from stageline_runtime.model_facts.model_shapes import end_parameters, largest_layer_parameters, layer_parameters
+from stageline_runtime.model_facts.rank_cut import part_of_layers
 
 USABLE_SHARE = 0.9
 """Of a machine's memory. The rest is for those who share it: the engine, the system, files being read."""
@@ -148,22 +147,8 @@ def weight_bytes(
     """Bytes of the weights of a stage, of one of its `ranks`, or of one of those that its `experts` are cut over, from
     the config alone."""
     part = part_of_layers(config, ranks)
-    held = sum(rank_layer_parameters(part, layer, experts) for layer in range(layers.first, layers.last + 1))
-    return element_bytes * (held + rank_end_parameters(config, ranks, is_first=is_first, is_last=is_last))
-
-
-def rank_end_parameters(config: ModelConfig, ranks: int, *, is_first: bool, is_last: bool) -> int:
-    """Elements that one of `ranks` holds for being of an end: the whole embedding, and its rows of the head."""
-    whole = end_parameters(config, is_first=is_first, is_last=is_last)
-    if ranks == 1 or not is_last:
-        return whole
-    return whole - (config.vocab_size - head_rows(config.vocab_size, ranks)) * config.hidden_size
-
-
-def largest_layer_parameters(config: ModelConfig, ranks: int = 1, *, experts: int = 1) -> int:
-    """Weights of the largest layer: what a layer is taken to weigh before it is known which ones a stage gets."""
-    config = part_of_layers(config, ranks)
-    return max(rank_layer_parameters(config, layer, experts) for layer in range(config.num_layers))
+    held = sum(layer_parameters(part, layer, experts=experts) for layer in range(layers.first, layers.last + 1))
+    return element_bytes * (held + end_parameters(config, ranks, is_first=is_first, is_last=is_last))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,7 +248,7 @@ class CutMemory:
     def _own_weight_bytes(self, stage: int, num_layers: int) -> int:
         """Of one rank, its draft model left out; so with the others."""
         is_last = stage == len(self.rooms) - 1
-        ends = rank_end_parameters(self.config, self.ranks, is_first=stage == 0, is_last=is_last)
+        ends = end_parameters(self.config, self.ranks, is_first=stage == 0, is_last=is_last)
         layer = largest_layer_parameters(self.config, self.ranks, experts=self.experts)
         return self.element_bytes * (num_layers * layer + ends)
 

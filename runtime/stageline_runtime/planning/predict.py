@@ -10,6 +10,7 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import (
     active_parameters,
+    end_parameters,
     expert_parameters,
     layer_parameters,
     mixture_of,
@@ -17,7 +18,7 @@ from stageline_runtime.model_facts.model_shapes import (
 )
 from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
 from stageline_runtime.planning.devices import Device, Hardware, Link
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, rank_end_parameters
+from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -179,7 +180,7 @@ def step_seconds(
     """
     vocab_rows, ends = (
         head_rows(config.vocab_size, workload.ranks),
-        rank_end_parameters(config, workload.ranks, is_first=False, is_last=is_last),
+        end_parameters(config, workload.ranks, is_first=False, is_last=is_last),
     )
     config = part_of_layers(config, workload.ranks)
     own = -(-rows // workload.experts)

@@ -19,8 +19,8 @@ from oracles.tiny_models import (
     write_tiny_qwen3_moe,
 )
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.expert_cut import expert_cut
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
+from stageline_runtime.model_facts.rank_cut import expert_cut
 from stageline_runtime.models.families import build_any_stage_model, device_builder
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import StageShape

@@ -13,10 +13,9 @@ from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.stage_ranks import refused_ranks
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
-from stageline_runtime.model_facts.expert_cut import refuse_experts
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.model_facts.number_format import choose_number_format
-from stageline_runtime.model_facts.rank_cut import refuse_ranks
+from stageline_runtime.model_facts.rank_cut import refuse_experts, refuse_ranks
 from stageline_runtime.plan_bus.challenge import is_proof
 from stageline_runtime.plan_bus.messages import (
     PROTOCOL_VERSION,

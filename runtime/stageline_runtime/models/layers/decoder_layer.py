@@ -5,6 +5,7 @@ compute alike.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -61,17 +62,21 @@ class LayerParts:
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
-        self._input_norm = RmsNorm(weights.input_norm, config.rms_norm_eps, kernels)
+        norm = partial(_norm, eps=config.rms_norm_eps, kernels=kernels)
+        self._attention_norm = norm(weights.attention_norm)
         self._qkv = linear(weights.qkv)
         self._head_norm = _head_norm(config, weights)
+        self._wide_norms = _wide_norms(config, weights, kernels)
         self._output = linear(weights.output)
-        self._feed_forward_norm = RmsNorm(weights.feed_forward_norm, config.rms_norm_eps, kernels)
+        self._attended_norm = norm(weights.attended_norm)
+        self._feed_forward_norm = norm(weights.feed_forward_norm)
+        self._forwarded_norm = norm(weights.forwarded_norm)
         self._feed_forward = _feed_forward(config, weights.feed_forward, kernels, exchange, run_experts)
 
     def before_attention(self, hidden: torch.Tensor, rotary: Rotary) -> Heads:
         """What attention takes of hidden `[padded_tokens, hidden_size]`."""
         query_key_heads = self._num_heads + self._num_kv_heads
-        rows = self._qkv(self._input_norm(hidden))
+        rows = self._normed_heads(self._qkv(_normed(hidden, self._attention_norm)))
         heads = rows.view(rows.shape[0], query_key_heads + self._num_kv_heads, self._head_dim)
         return self._turn(heads[:, :query_key_heads], *rotary, self._head_norm), heads[:, query_key_heads:]
 
@@ -80,16 +85,33 @@ class LayerParts:
         output = self._output(attended)
         if self._sums is not None:
             output = self._sums.attention(output)
-        hidden, normed = self._feed_forward_norm.after_adding(hidden, output)
+        output = _normed(output, self._attended_norm)
+        if self._feed_forward_norm is None:
+            hidden = normed = hidden + output
+        else:
+            hidden, normed = self._feed_forward_norm.after_adding(hidden, output)
         forward = self._feed_forward(normed)
-        return hidden + (forward if self._sums is None else self._sums.feed_forward(forward))
+        if self._sums is not None:
+            forward = self._sums.feed_forward(forward)
+        return hidden + _normed(forward, self._forwarded_norm)
+
+    def _normed_heads(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[padded_tokens, query, key and value elements]` with what norms over all heads together make of it."""
+        if self._wide_norms is None:
+            return rows
+        query_norm, key_norm = self._wide_norms
+        num_queries, num_keys = len(query_norm.weight), len(key_norm.weight)
+        query, key, value = rows.tensor_split((num_queries, num_queries + num_keys), dim=-1)
+        return torch.cat((query_norm(query.contiguous()), key_norm(key.contiguous()), value), dim=-1)
 
     def warm_up(self, hidden: torch.Tensor, rotary: Rotary) -> None:
         """Launch each kernel on rows once, so that it gets compiled; nothing is asked of other ranks."""
         if self._kernels is None:
             return
         self.before_attention(hidden, rotary)
-        self._feed_forward_norm.after_adding(hidden, hidden.clone())
+        if self._feed_forward_norm is not None:
+            self._feed_forward_norm.after_adding(hidden, hidden.clone())
+        _normed(_normed(hidden, self._attended_norm), self._forwarded_norm)
         if self._gated_size:
             self._kernels.gate(hidden.new_zeros(len(hidden), self._gated_size))
 
@@ -165,9 +187,27 @@ def _feed_forward(
     return ExpertMixture(config.mixture, weights, run_experts(weights), kernels, exchange)
 
 
+def _norm(weight: torch.Tensor | None, eps: float, kernels: RowOperators | None) -> RmsNorm | None:
+    return None if weight is None else RmsNorm(weight, eps, kernels)
+
+
+def _normed(rows: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+    return rows if norm is None else norm(rows)
+
+
+def _wide_norms(
+    config: ModelConfig, weights: LayerWeights, kernels: RowOperators | None
+) -> tuple[RmsNorm, RmsNorm] | None:
+    """Of all query heads together and of all key heads, in a family that doesn't normalise each by itself."""
+    query, key = weights.query_norm, weights.key_norm
+    if query is None or key is None or len(query) == config.head_dim:
+        return None
+    return RmsNorm(query, config.rms_norm_eps, kernels), RmsNorm(key, config.rms_norm_eps, kernels)
+
+
 def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:
-    """One norm over query and key heads together, by a weight `[num_heads + num_kv_heads, head_dim]`."""
-    if weights.query_norm is None or weights.key_norm is None:
+    """One norm of each query and key head, by a weight `[num_heads + num_kv_heads, head_dim]`."""
+    if weights.query_norm is None or weights.key_norm is None or len(weights.query_norm) != config.head_dim:
         return None
     query = weights.query_norm.expand(config.num_heads, -1)
     key = weights.key_norm.expand(config.num_kv_heads, -1)
