@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from oracles.family_checks import MAX_TOKENS, PROMPTS, pipeline_tokens
 from oracles.pipeline_checks import hugging_face_tokens
 from oracles.quantized_models import FORMS, quantize_checkpoint
-from oracles.tiny_models import write_tiny_llama, write_tiny_olmo2, write_tiny_qwen3_moe
+from oracles.tiny_models import write_tiny_granite, write_tiny_llama, write_tiny_qwen3_moe
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import (
     UnsupportedModelError,
@@ -31,7 +31,7 @@ from stageline_runtime.models.weights.checkpoint import (
 )
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 
-PATHS = {"own": write_tiny_llama, "coverage": write_tiny_olmo2}
+PATHS = {"own": write_tiny_llama, "coverage": write_tiny_granite}
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 QUERY = "model.layers.1.self_attn.q_proj"
 

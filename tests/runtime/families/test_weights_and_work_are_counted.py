@@ -12,6 +12,7 @@ from oracles.tiny_models import (
     add_head,
     write_tiny_cohere2,
     write_tiny_gemma2,
+    write_tiny_granite,
     write_tiny_llama,
     write_tiny_mixtral,
     write_tiny_olmo2,
@@ -141,8 +142,8 @@ def test_layers_that_differ_are_each_counted_and_planned_for_at_their_largest() 
 
 
 def test_a_covered_model_without_its_checkpoint_has_no_sizes(tmp_path: Path) -> None:
-    model_dir = write_tiny_olmo2(tmp_path)
+    model_dir = write_tiny_granite(tmp_path)
     assert require_sizes(read_model_config(model_dir)).measured is not None
     (model_dir / "model.safetensors").unlink()
-    with pytest.raises(UnsupportedModelError, match=r"'olmo2': config\.json alone doesn't tell the size"):
+    with pytest.raises(UnsupportedModelError, match=r"'granite': config\.json alone doesn't tell the size"):
         require_sizes(read_model_config(model_dir))

@@ -12,9 +12,9 @@ from oracles.planning_models import small_llama
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.thread_ranks import ThreadRanks
 from oracles.tiny_models import (
+    write_tiny_granite,
     write_tiny_llama,
     write_tiny_mixtral,
-    write_tiny_olmo2,
     write_tiny_qwen2_moe,
     write_tiny_qwen3_moe,
 )
@@ -107,7 +107,7 @@ def test_the_largest_step_brings_the_rows_of_all_ranks_to_the_experts(tmp_path: 
         (write_tiny_mixtral, 3, "the model's 4 experts a layer can't be divided among 3 ranks"),
         (write_tiny_mixtral, 8, "the model's 4 experts a layer can't be divided among 8 ranks"),
         (write_tiny_llama, 2, "model_type 'llama' has no experts in any layer that could be cut over 2 ranks"),
-        (write_tiny_olmo2, 2, "runs through Hugging Face's layers, whose experts can't be cut over 2 ranks"),
+        (write_tiny_granite, 2, "runs through Hugging Face's layers, whose experts can't be cut over 2 ranks"),
     ],
 )
 def test_what_has_no_experts_to_divide_is_refused(
