@@ -14,7 +14,13 @@ from oracles.pipeline_checks import hugging_face_tokens
 from oracles.quantized_models import quantize_checkpoint
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.thread_ranks import ThreadRanks, build_ranks, builder_of_ranks
-from oracles.tiny_models import write_tiny_granite, write_tiny_llama, write_tiny_qwen3, write_tiny_qwen3_moe
+from oracles.tiny_models import (
+    write_tiny_granite,
+    write_tiny_llama,
+    write_tiny_olmo2,
+    write_tiny_qwen3,
+    write_tiny_qwen3_moe,
+)
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
 from stageline_runtime.model_facts.rank_cut import rank_cut
@@ -156,7 +162,11 @@ def test_hidden_elements_have_to_divide_because_each_rank_sends_its_share(tmp_pa
 
 @pytest.mark.parametrize(
     ("write", "said"),
-    [(write_tiny_qwen3_moe, "mixture of experts"), (write_tiny_granite, "Hugging Face's layers")],
+    [
+        (write_tiny_qwen3_moe, "mixture of experts"),
+        (write_tiny_olmo2, "all of what self_attn.q_norm.weight"),
+        (write_tiny_granite, "Hugging Face's layers"),
+    ],
 )
 def test_other_paths_refuse_ranks_in_a_sentence(write: Callable[[Path], Path], said: str, tmp_path: Path) -> None:
     config = read_model_config(write(tmp_path))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from stageline_runtime.model_facts.families import llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe
+from stageline_runtime.model_facts.families import llama, mistral, mixtral, olmo2, qwen2, qwen2_moe, qwen3, qwen3_moe
 from stageline_runtime.model_facts.hyperparameters import ModelConfig
 from stageline_runtime.model_facts.layer import Layer
 from stageline_runtime.model_facts.model_fields import Fields
@@ -23,6 +23,7 @@ FAMILIES = MappingProxyType(
         "llama": Family(llama.read, llama.layer),
         "mistral": Family(mistral.read, mistral.layer),
         "mixtral": Family(mixtral.read, mixtral.layer),
+        "olmo2": Family(olmo2.read, olmo2.layer),
         "qwen2": Family(qwen2.read, qwen2.layer),
         "qwen2_moe": Family(qwen2_moe.read, qwen2_moe.layer),
         "qwen3": Family(qwen3.read, qwen3.layer),
