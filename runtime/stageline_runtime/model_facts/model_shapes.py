@@ -7,7 +7,7 @@ can disagree.
 from stageline_runtime.model_facts.families.registry import layer_of
 from stageline_runtime.model_facts.hyperparameters import MixtureConfig, ModelConfig
 from stageline_runtime.model_facts.model_coverage import MeasuredParameters
-from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
+from stageline_runtime.model_facts.rank_cut import head_rows
 
 
 def layer_parameters(config: ModelConfig, layer: int, *, experts: int = 1) -> int:
@@ -41,12 +41,6 @@ def read_parameters(config: ModelConfig, layer: int, rows: int) -> int:
         unpicked = mixture.num_experts * (1 - mixture.experts_per_token / mixture.num_experts) ** rows
         total -= int(unpicked * expert_parameters(config, mixture))
     return total
-
-
-def largest_layer_parameters(config: ModelConfig, ranks: int = 1, *, experts: int = 1) -> int:
-    """Weights of the largest layer: what a layer is taken to weigh before it is known which ones a stage gets."""
-    part = part_of_layers(config, ranks)
-    return max(layer_parameters(part, layer, experts=experts) for layer in range(config.num_layers))
 
 
 def end_parameters(config: ModelConfig, ranks: int = 1, *, is_first: bool, is_last: bool) -> int:

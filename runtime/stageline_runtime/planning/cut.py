@@ -21,7 +21,7 @@ from stageline_runtime.model_facts.model_shapes import (
     mixture_of,
     read_parameters,
 )
-from stageline_runtime.planning.memory import CutMemory, HostRoom, mebibytes
+from stageline_runtime.planning.memory import GroupMemory, HostRoom, mebibytes
 
 SAMPLING_COST_PER_ENTRY = 64.0
 """Multiply-adds of a projection that take as long as one vocabulary entry of one row in sampling. Measured on one EPYC
@@ -102,7 +102,7 @@ def cut_layers(
     embedding_cost: float,
     head_cost: float,
     explicit: tuple[LayerRange, ...] | None = None,
-    memory: CutMemory | None = None,
+    memory: GroupMemory | None = None,
 ) -> tuple[LayerRange, ...]:
     """Divide layers `0..num_layers-1` into `stage_count` contiguous ranges of at least one layer each.
 
@@ -120,7 +120,7 @@ def cut_for_devices(
     stage_costs: tuple[CutCosts, ...],
     *,
     explicit: tuple[LayerRange, ...] | None = None,
-    memory: CutMemory | None = None,
+    memory: GroupMemory | None = None,
 ) -> tuple[LayerRange, ...]:
     """`cut_layers` for stages that differ: `stage_costs` are the parts' costs as each stage's own device has them."""
     stage_count = len(stage_costs)
@@ -150,13 +150,13 @@ def _linear(costs: CutCosts, stage: int, stage_count: int) -> LinearCost:
     return LinearCost(fixed=fixed, per_layer=costs.layer)
 
 
-def _no_room(memory: CutMemory, counts: tuple[int, ...]) -> str:
+def _no_room(memory: GroupMemory, counts: tuple[int, ...]) -> str:
     """Why nothing fits: where the cut that would be made without limits lacks memory, and by how much."""
     places = []
-    for stages, missing in memory.shortages(counts):
-        names = ", ".join(str(stage) for stage in stages)
-        usable = mebibytes(memory.usable_bytes_of(stages))
-        places.append(f"stage {names} lacks {mebibytes(missing)} MiB, having {usable} MiB usable")
+    for host in memory.shortages(memory.stages_by_count(counts)):
+        names = ", ".join(str(stage.stage) for stage in host.stages)
+        missing, usable = mebibytes(host.missing_bytes(memory.max_model_len)), mebibytes(host.usable_bytes)
+        places.append(f"stage {names} lacks {missing} MiB, having {usable} MiB usable")
     return (
         f"no cut of the {sum(counts)} layers over {len(counts)} stages fits their memory: with layers divided evenly "
         f"by cost, {'; '.join(places)} (weights, the largest step and a cache of one sequence of maxModelLen "

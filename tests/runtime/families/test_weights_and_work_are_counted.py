@@ -32,7 +32,7 @@ from stageline_runtime.model_facts.model_shapes import active_parameters, layer_
 from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.planning.cut import DECODE_ROWS, estimate_costs
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom, weight_bytes
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": write_tiny_qwen2,
@@ -127,14 +127,17 @@ def test_layers_that_differ_are_each_counted_and_planned_for_at_their_largest() 
     assert dense < sparse
     whole = weight_bytes(config, LayerRange(first=0, last=1), is_first=False, is_last=False, element_bytes=2)
     assert whole == 2 * (dense + sparse)
-    memory = CutMemory(
+    memory = GroupMemory(
         config=config,
         rooms=(StageRoom(host="a", available_bytes=0),),
         max_model_len=1,
         largest_step=LargestStep(tokens=1, rows=1),
         element_bytes=2,
     )
-    assert memory.weight_bytes(0, 2) - memory.weight_bytes(0, 1) == 2 * sparse
+    (one,), (two,) = (memory.stages_by_count([count]) for count in (1, 2))
+    assert two.weight_bytes - one.weight_bytes == 2 * sparse
+    (exact,) = memory.stages_of([LayerRange(first=0, last=1)])
+    assert two.weight_bytes - exact.weight_bytes == 2 * (sparse - dense)
     others = read_parameters(config, 0, DECODE_ROWS) - read_parameters(config, 0, 1)
     assert (
         estimate_costs(config).layer == (active_parameters(config, 1) + 3 * (active_parameters(config, 0) + others)) / 4

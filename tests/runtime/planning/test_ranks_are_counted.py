@@ -15,7 +15,7 @@ from stageline_runtime.model_facts.rank_cut import rank_cut
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, cut_layers, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
-from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import DraftMemory, GroupMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import Workload, predict, ranks_that_do_not_pay, step_seconds
 from stageline_runtime.planning.rank_costs import engine_costs
 
@@ -27,6 +27,7 @@ DEVICE = Device(
     step_overhead_seconds=0.0,
 )
 HARDWARE = Hardware(devices=(DEVICE,), link=Link(bandwidth_bytes_per_second=1e30, latency_seconds=0.0))
+WHOLE = LayerRange(first=0, last=2)
 WORKLOAD = Workload(dtype="float32", max_model_len=64, num_sequences=4, context_tokens=10, max_step_tokens=8, ranks=2)
 
 
@@ -48,7 +49,7 @@ def test_a_ranks_weights_weigh_what_it_reads(is_first: bool, is_last: bool, tmp_
 
 @pytest.mark.parametrize(("is_device", "in_room"), [(True, 1), (False, 2)])
 def test_ranks_share_a_host_but_no_device(is_device: bool, in_room: int) -> None:
-    memory = CutMemory(
+    memory = GroupMemory(
         config=small_llama(3),
         rooms=(StageRoom(host="a", available_bytes=10**9, is_device=is_device),),
         max_model_len=64,
@@ -56,19 +57,18 @@ def test_ranks_share_a_host_but_no_device(is_device: bool, in_room: int) -> None
         element_bytes=4,
     )
     ranked = replace(memory, ranks=2)
-    assert 2 * ranked.token_bytes(0, 3) == memory.token_bytes(0, 3)
-    assert ranked.weight_bytes(0, 3) < memory.weight_bytes(0, 3)
-    of_one = fixed_bytes(ranked, 3) + 64 * ranked.token_bytes(0, 3)
-    assert ranked.needed_in_room(0, 3) == in_room * of_one
-
-
-def fixed_bytes(memory: CutMemory, num_layers: int) -> int:
-    """What one rank of the first stage takes whatever its cache."""
-    return memory.weight_bytes(0, num_layers) + memory.step_bytes(0)
+    (alone,), (shared,) = (each.stages_by_count([3]) for each in (memory, ranked))
+    assert shared.num_ranks == in_room
+    assert 2 * shared.token_bytes == in_room * alone.token_bytes
+    assert shared.weight_bytes == in_room * weight_bytes(
+        memory.config, WHOLE, is_first=True, is_last=True, element_bytes=4, ranks=2
+    )
+    step = memory.largest_step.bytes_of(memory.config, is_last=True, element_bytes=4, ranks=2)
+    assert shared.needed_bytes(64) == shared.weight_bytes + in_room * step + 64 * shared.token_bytes
 
 
 def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> None:
-    memory = CutMemory(
+    memory = GroupMemory(
         config=small_llama(3),
         rooms=(StageRoom(host="a", available_bytes=10**9),),
         max_model_len=64,
@@ -78,10 +78,10 @@ def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> N
     )
     drafting = replace(memory, draft=small_llama(2))
     draft = DraftMemory.of(small_llama(2), memory.largest_step, 4)
-    step = max(2 * memory.step_bytes(0), draft.step_bytes)
-    beside = draft.weight_bytes + step - 2 * memory.step_bytes(0) + 64 * draft.token_bytes
-    assert drafting.needed_in_room(0, 3) == memory.needed_in_room(0, 3) + beside
-    assert drafting.weight_bytes(0, 3) == memory.weight_bytes(0, 3) + draft.weight_bytes, "of the rank that has it"
+    (plain,), (with_draft,) = (each.stages_by_count([3]) for each in (memory, drafting))
+    assert with_draft.weight_bytes == plain.weight_bytes + draft.weight_bytes
+    assert with_draft.step_bytes == max(plain.step_bytes, draft.step_bytes)
+    assert with_draft.token_bytes == plain.token_bytes + draft.token_bytes
 
 
 def test_costs_are_divided_and_two_sums_a_layer_are_added() -> None:
@@ -124,7 +124,7 @@ def test_sums_move_a_layer_towards_the_stage_with_the_head() -> None:
 
 def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
     """Of a host's room its keys and values take what one rank needs; weights, and the smallest cache, what all do."""
-    memory = CutMemory(
+    memory = GroupMemory(
         config=small_mixture(4),
         rooms=(StageRoom(host="a", available_bytes=10**12),),
         max_model_len=64,
@@ -133,11 +133,14 @@ def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
         draft=small_llama(2),
     )
     ranked = replace(memory, experts=4)
-    assert ranked.token_bytes_in_room(0, 4) == memory.token_bytes(0, 4)
-    assert ranked.needed_in_room(0, 4) == 4 * (fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4))
-    assert ranked.weight_bytes(0, 4) < memory.weight_bytes(0, 4) < 4 * ranked.weight_bytes(0, 4)
+    (alone,), (shared,) = (each.stages_by_count([4]) for each in (memory, ranked))
+    assert shared.token_bytes == alone.token_bytes
+    assert shared.needed_bytes(64) == shared.fixed_bytes + 4 * 64 * alone.token_bytes
+    assert alone.weight_bytes < shared.weight_bytes < 4 * alone.weight_bytes
     on_devices = replace(ranked, rooms=(StageRoom(host="a", available_bytes=10**12, is_device=True),))
-    assert on_devices.needed_in_room(0, 4) == fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4)
+    (on_device,) = on_devices.stages_by_count([4])
+    assert 4 * on_device.fixed_bytes == shared.fixed_bytes
+    assert on_device.needed_bytes(64) == on_device.fixed_bytes + 64 * alone.token_bytes
 
 
 def test_a_layer_costs_each_of_its_ranks_its_part_of_the_experts() -> None:

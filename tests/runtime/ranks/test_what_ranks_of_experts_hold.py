@@ -25,7 +25,7 @@ from stageline_runtime.models.families import build_any_stage_model, device_buil
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom, weight_bytes
 
 FLOAT32_BYTES = 4
 
@@ -83,10 +83,10 @@ def test_ranks_of_experts_share_a_host_and_each_has_a_cache(tmp_path: Path) -> N
     room = StageRoom(host="a", available_bytes=10**9)
     step = LargestStep(tokens=8, rows=4)
     sizes = {"config": config, "rooms": (room,), "max_model_len": 64, "largest_step": step, "element_bytes": 4}
-    whole, ranked = CutMemory(**sizes), CutMemory(**sizes, experts=2)  # type: ignore[arg-type]
-    assert ranked.ranks_in_room(0) == 2
-    assert ranked.token_bytes(0, 4) == whole.token_bytes(0, 4)
-    assert ranked.weight_bytes(0, 4) == weight_bytes(
+    whole, ranked = GroupMemory(**sizes), GroupMemory(**sizes, experts=2)  # type: ignore[arg-type]
+    (alone,), (shared,) = (memory.stages_by_count([4]) for memory in (whole, ranked))
+    assert (shared.num_ranks, shared.num_caches, shared.token_bytes) == (2, 2, alone.token_bytes)
+    assert shared.weight_bytes == 2 * weight_bytes(
         config, LayerRange(first=0, last=3), is_first=True, is_last=True, element_bytes=4, experts=2
     )
 
