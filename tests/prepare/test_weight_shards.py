@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from oracles.header_bytes import stage_weight_bytes
 from oracles.sharded_models import SHARDS, shard_four_layers
 from oracles.tiny_models import add_head, write_tiny_gemma2, write_tiny_llama
 from processes.fake_hub import PAUSE_SECONDS, FakeHub, running_hub
@@ -20,7 +21,6 @@ from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.models.coverage.cut import load_cut
 from stageline_runtime.models.protocol import StageShape
-from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.prepare.errors import PrepareError
 from stageline_runtime.prepare.progress import PlainReporter
 from stageline_runtime.prepare.sources import prepare_source

@@ -61,10 +61,6 @@ class ModelConfig:
     measured: MeasuredParameters | None = None
     """Of a covered model whose checkpoint is here: its weights, as the file headers have them."""
 
-    @property
-    def group_size(self) -> int:
-        return self.num_heads // self.num_kv_heads
-
     def kv_bytes_per_token(self, num_layers: int, element_bytes: int) -> int:
         """Bytes of keys and values that one token takes in `num_layers` layers."""
         return 2 * num_layers * self.num_kv_heads * self.head_dim * element_bytes

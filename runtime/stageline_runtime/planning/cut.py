@@ -15,12 +15,7 @@ from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import (
-    active_parameters,
-    expert_parameters,
-    mixture_of,
-    read_parameters,
-)
+from stageline_runtime.model_facts.model_shapes import layer_size
 from stageline_runtime.planning.memory import GroupMemory, HostRoom, mebibytes
 
 SAMPLING_COST_PER_ENTRY = 64.0
@@ -75,12 +70,9 @@ def costs_of_ranks(costs: CutCosts, ranks: int, exchange_cost: float) -> CutCost
 
 
 def _layer_cost(config: ModelConfig, layer: int, experts: int) -> float:
-    """A token's own projections, and the experts that the step's other rows add to them."""
-    own = active_parameters(config, layer)
-    others = read_parameters(config, layer, DECODE_ROWS) - read_parameters(config, layer, 1)
-    mixture = mixture_of(config, layer)
-    picked = 0 if mixture is None else mixture.experts_per_token * expert_parameters(config, mixture)
-    return own - picked + (picked + others) / experts
+    """A token's own projections, and the experts that any row of the step picks."""
+    size = layer_size(config, layer)
+    return size.matrices + size.read_experts(DECODE_ROWS) / experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

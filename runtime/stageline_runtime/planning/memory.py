@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import end_parameters, layer_parameters
+from stageline_runtime.model_facts.model_shapes import end_parameters, layer_size
 from stageline_runtime.model_facts.rank_cut import part_of_layers
 
 USABLE_SHARE = 0.9
@@ -149,7 +149,7 @@ def weight_bytes(
 def rank_layer_parameters(config: ModelConfig, layers: LayerRange, *, ranks: int, experts: int) -> int:
     """Elements of `layers` that one of `ranks` holds, or one of those that their `experts` are cut over."""
     part = part_of_layers(config, ranks)
-    return sum(layer_parameters(part, layer, experts=experts) for layer in range(layers.first, layers.last + 1))
+    return sum(layer_size(part, layer).held(experts) for layer in range(layers.first, layers.last + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

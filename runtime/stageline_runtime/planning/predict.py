@@ -8,14 +8,7 @@ from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import (
-    active_parameters,
-    end_parameters,
-    expert_parameters,
-    layer_parameters,
-    mixture_of,
-    read_parameters,
-)
+from stageline_runtime.model_facts.model_shapes import end_parameters, layer_size
 from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
 from stageline_runtime.planning.devices import Device, Hardware, Link
 from stageline_runtime.planning.memory import (
@@ -177,43 +170,22 @@ def step_seconds(
     Of several ranks it is the time of each, and of its exchanges: one that shares each layer has its part of layers and
     head, one that shares experts its part of the rows, and of the experts' work for all rows, taken to be even.
     """
-    vocab_rows, ends = (
-        head_rows(config.vocab_size, workload.ranks),
-        end_parameters(config, workload.ranks, is_first=False, is_last=is_last),
-    )
     config = part_of_layers(config, workload.ranks)
-    own = -(-rows // workload.experts)
-    work = [_layer_work(config, layer, rows, workload.experts) for layer in range(layers.first, layers.last + 1)]
-    read = workload.element_bytes * (sum(each.read for each in work) + ends + is_first * own * config.hidden_size)
+    vocab_rows = head_rows(config.vocab_size, workload.ranks)
+    ends = end_parameters(config, workload.ranks, is_first=False, is_last=is_last)
+    experts = workload.experts
+    own = -(-rows // experts)
+    sizes = [layer_size(config, layer) for layer in range(layers.first, layers.last + 1)]
+    weights = sum(size.plain + size.read_experts(rows) / experts for size in sizes)
+    read = workload.element_bytes * (weights + ends + is_first * own * config.hidden_size)
     read += own * workload.context_tokens * config.kv_bytes_per_token(layers.count, workload.element_bytes)
     read += is_last * 2 * own * config.vocab_size * _LOGIT_BYTES
     attention = 4 * workload.context_tokens * config.num_heads * config.head_dim * layers.count
-    operations = 2 * sum(each.multiply_adds for each in work)
+    operations = 2 * sum(own * size.matrices + rows * size.picked * size.expert / experts for size in sizes)
     operations += own * (2 * is_last * vocab_rows * config.hidden_size + attention)
     rate = device.flops_per_second.float32 if workload.dtype == "float32" else device.flops_per_second.bfloat16
     roofline = max(read / device.memory_bandwidth_bytes_per_second, operations / rate)
     return roofline + exchange_seconds(config, layers, workload) + device.step_overhead_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerWork:
-    """What one rank does in a layer for a step of all ranks' rows."""
-
-    read: float
-    """Elements of weights."""
-    multiply_adds: float
-
-
-def _layer_work(config: ModelConfig, layer: int, rows: int, experts: int) -> _LayerWork:
-    """Of `experts` ranks that share a mixture: its own rows through all else, all rows through its experts."""
-    own = -(-rows // experts)
-    read, matrices = read_parameters(config, layer, rows), active_parameters(config, layer)
-    mixture = mixture_of(config, layer)
-    if mixture is None:
-        return _LayerWork(read, own * matrices)
-    expert = expert_parameters(config, mixture)
-    whole, picked = layer_parameters(config, layer) - mixture.num_experts * expert, mixture.experts_per_token * expert
-    return _LayerWork(whole + (read - whole) / experts, own * (matrices - picked) + rows * picked / experts)
 
 
 def exchange_seconds(config: ModelConfig, layers: LayerRange, workload: Workload) -> float:
@@ -221,7 +193,7 @@ def exchange_seconds(config: ModelConfig, layers: LayerRange, workload: Workload
     if workload.stage_ranks == 1:
         return 0.0
     here = range(layers.first, layers.last + 1)
-    exchanging = sum(workload.ranks > 1 or mixture_of(config, layer) is not None for layer in here)
+    exchanging = sum(workload.ranks > 1 or layer_size(config, layer).num_experts > 0 for layer in here)
     return 2 * exchanging * workload.all_reduce_seconds
 
 

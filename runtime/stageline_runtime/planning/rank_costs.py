@@ -6,7 +6,7 @@ bandwidth. `stageline plan` cuts by the same costs, and shows a faster cut where
 """
 
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import mixture_of
+from stageline_runtime.model_facts.model_shapes import layer_size
 from stageline_runtime.planning.cut import DECODE_ROWS, CutCosts, costs_of_ranks, estimate_costs
 from stageline_runtime.planning.devices import CPU_CORE, PRESETS, all_reduce_guess
 
@@ -25,7 +25,7 @@ def _exchanges_a_layer(config: ModelConfig, ranks: int, experts: int) -> float:
     """Two in each layer that is shared, or in each mixture; a mean where layers differ."""
     if ranks > 1:
         return 2.0
-    mixtures = sum(mixture_of(config, layer) is not None for layer in range(config.num_layers))
+    mixtures = sum(layer_size(config, layer).num_experts > 0 for layer in range(config.num_layers))
     return 2.0 * mixtures / config.num_layers if experts > 1 else 0.0
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from oracles.header_bytes import stage_weight_bytes
 from oracles.planning_models import small_llama, small_mixture
 from oracles.tiny_models import write_tiny_llama
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
-from stageline_runtime.model_facts.model_shapes import layer_parameters, read_parameters
+from stageline_runtime.model_facts.model_shapes import layer_size
 from stageline_runtime.model_facts.rank_cut import rank_cut
-from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, cut_layers, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
 from stageline_runtime.planning.memory import DraftMemory, GroupMemory, LargestStep, StageRoom, weight_bytes
@@ -162,12 +162,10 @@ def test_a_rank_reads_its_experts_and_exchanges_rows_in_layers_that_have_some() 
         return step_seconds(model, layers, DEVICE, workload, 8, is_first=False, is_last=False)
 
     shared = replace(alone, experts=2)
-    read = read_parameters(config, 0, 8)
-    whole = layer_parameters(config, 0) - 128 * 3 * 2048 * 768
+    read = 128 * 3 * 2048 * 768 * (1 - (1 - 8 / 128) ** 8)
+    assert layer_size(config, 0).read_experts(8) == pytest.approx(read)
     rows = 4 * 10 * config.kv_bytes_per_token(4, 2) / 1e9  # that a rank no longer reads, of 8 it has 4
-    assert seconds(config, alone) - seconds(config, shared) == pytest.approx(
-        4 * 2 * (read - whole) / 2 / 1e9 + rows, rel=1e-6
-    )
+    assert seconds(config, alone) - seconds(config, shared) == pytest.approx(4 * 2 * read / 2 / 1e9 + rows, rel=1e-6)
     slow = replace(shared, all_reduce_seconds=0.5)
     assert seconds(config, slow) - seconds(config, shared) == pytest.approx(4 * 2 * 0.5)
     assert config.mixture is not None

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from oracles.family_checks import MAX_TOKENS, PROMPTS, pipeline_tokens
+from oracles.header_bytes import stage_weight_bytes
 from oracles.in_process_pipeline import InProcessPipeline, Request
 from oracles.pipeline_checks import hugging_face_tokens
 from oracles.quantized_models import quantize_checkpoint
@@ -28,7 +29,6 @@ from stageline_runtime.models.decoder import DecoderStage
 from stageline_runtime.models.families import device_builder
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import ModelBuilder, StageShape
-from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 from stageline_runtime.ranks.protocol import RankGroup
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from oracles.header_bytes import stage_weight_bytes
 from oracles.planning_models import small_llama
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.thread_ranks import ThreadRanks
@@ -24,7 +25,6 @@ from stageline_runtime.model_facts.rank_cut import expert_cut
 from stageline_runtime.models.families import build_any_stage_model, device_builder
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import StageShape
-from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
 from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom, weight_bytes
 
 FLOAT32_BYTES = 4

@@ -36,7 +36,6 @@ __all__ = [
     "StageWeights",
     "checkpoint_form",
     "stage_tensors",
-    "stage_weight_bytes",
 ]
 
 
@@ -103,28 +102,6 @@ def checkpoint_form(model_dir: Path) -> CheckpointForm:
 def head_name(config: ModelConfig, form: CheckpointForm) -> str:
     """Name of the tensor that the head multiplies with."""
     return form.prefix + _EMBEDDING_NAME if config.tie_word_embeddings and not form.has_head else _HEAD_NAME
-
-
-def stage_weight_bytes(
-    model_dir: Path,
-    config: ModelConfig,
-    layer_range: LayerRange,
-    *,
-    has_embedding: bool,
-    has_head: bool,
-    dtype: torch.dtype,
-    cut: RankCut | None = None,
-) -> int:
-    """Bytes of the stage's tensors as `dtype`, or of its rank's part of them, which is where `progress` ends; reads
-    file headers only.
-
-    Raises:
-        WeightsError: a tensor is missing or misshapen, or a file is unreadable.
-    """
-    form = checkpoint_form(model_dir)
-    tensors = stage_tensors(config, layer_range, form, has_embedding=has_embedding, has_head=has_head)
-    check_shapes(model_dir, {name: tensor.shape for name, tensor in tensors.items()})
-    return (cut or RankCut(whole=config)).num_elements(tensors.values()) * dtype.itemsize
 
 
 class StageWeights:
