@@ -86,22 +86,6 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Linear
-    query_norm: Norm | None = None
-    """Of each head's size, or over all heads together; so with the keys'."""
-    key_norm: Norm | None = None
-
-    def tensors(self) -> Iterator[Tensor]:
-        for module in (self.query, self.key, self.value, self.output, self.query_norm, self.key_norm):
-            if module is not None:
-                yield from module.tensors()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gated:
     """`down(silu(gate(x)) * up(x))`."""
 
@@ -172,22 +156,24 @@ class Layer:
     `y = h + forwarded_norm(feed_forward(feed_forward_norm(h)))`
     """
 
-    attention: Attention
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
     feed_forward: Gated | Mixture
+    query_norm: Norm | None = None
+    """Of each head's size, or over all heads together; so with the keys'."""
+    key_norm: Norm | None = None
     attention_norm: Norm | None = None
     attended_norm: Norm | None = None
     feed_forward_norm: Norm | None = None
     forwarded_norm: Norm | None = None
 
-    @property
-    def mixture(self) -> Mixture | None:
-        return self.feed_forward if isinstance(self.feed_forward, Mixture) else None
-
     def tensors(self, *, is_stacked: bool = True) -> tuple[Tensor, ...]:
         """Of all modules, in a checkpoint whose experts, if there are any, are stacked or separate."""
         norms = (self.attention_norm, self.attended_norm, self.feed_forward_norm, self.forwarded_norm)
+        modules = (*norms, self.query, self.key, self.value, self.output, self.query_norm, self.key_norm)
         return (
-            *(tensor for norm in norms if norm is not None for tensor in norm.tensors()),
-            *self.attention.tensors(),
+            *(tensor for module in modules if module is not None for tensor in module.tensors()),
             *self.feed_forward.tensors(is_stacked=is_stacked),
         )

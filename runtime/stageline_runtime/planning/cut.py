@@ -16,6 +16,7 @@ from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import layer_size
+from stageline_runtime.planning.devices import CPU_CORE, PRESETS, all_reduce_guess
 from stageline_runtime.planning.memory import GroupMemory, HostRoom, mebibytes
 
 SAMPLING_COST_PER_ENTRY = 64.0
@@ -25,6 +26,8 @@ take a tenth of it now, rows with a temperature several times as much."""
 
 DECODE_ROWS = 8
 """Rows of the decode step that a cut is made for. Only mixtures depend on it: the more rows, the more experts run."""
+
+_WEIGHT_BYTES = 2
 
 
 class CutError(UserError):
@@ -63,10 +66,31 @@ def estimate_costs(config: ModelConfig, experts: int = 1) -> CutCosts:
     )
 
 
-def costs_of_ranks(costs: CutCosts, ranks: int, exchange_cost: float) -> CutCosts:
-    """Costs of stages whose layers and head are shared by `ranks`; `exchange_cost`, in the units of `costs`, is what
-    each layer adds for exchanges between ranks. The embedding is whole on every rank."""
-    return CutCosts(layer=costs.layer / ranks + exchange_cost, embedding=costs.embedding, head=costs.head / ranks)
+def engine_costs(config: ModelConfig, *, ranks: int = 1, experts: int = 1, on_devices: bool = False) -> CutCosts:
+    """Costs of stages whose layers and head are shared by `ranks`, or whose experts alone by `experts`; one of the two
+    is 1. The embedding is whole on every rank.
+
+    The engine divides layers before any rank has started, so no latency of an exchange is measured yet: it takes the
+    guess for ranks of its kind, as the weights that a rank could read meanwhile. `stageline plan` cuts by the same
+    costs, and shows a faster cut where a measured latency makes one.
+    """
+    costs = estimate_costs(config, experts)
+    seconds = all_reduce_guess(DECODE_ROWS * config.hidden_size, on_devices=on_devices)
+    device = PRESETS["a100-80gb"] if on_devices else CPU_CORE
+    exchange = seconds * device.memory_bandwidth_bytes_per_second / _WEIGHT_BYTES
+    return CutCosts(
+        layer=costs.layer / ranks + _exchanges_a_layer(config, ranks, experts) * exchange,
+        embedding=costs.embedding,
+        head=costs.head / ranks,
+    )
+
+
+def _exchanges_a_layer(config: ModelConfig, ranks: int, experts: int) -> float:
+    """Two in each layer that is shared, or in each mixture; a mean where layers differ."""
+    if ranks > 1:
+        return 2.0
+    mixtures = sum(layer_size(config, layer).num_experts > 0 for layer in range(config.num_layers))
+    return 2.0 * mixtures / config.num_layers if experts > 1 else 0.0
 
 
 def _layer_cost(config: ModelConfig, layer: int, experts: int) -> float:
@@ -129,12 +153,6 @@ def cut_for_devices(
         assert even is not None
         raise NoRoomError(_no_room(memory, even))
     return _ranges(counts)
-
-
-def stage_cost(layers: LayerRange, num_layers: int, costs: CutCosts) -> float:
-    """Cost of the stage that holds `layers` of a model with `num_layers`."""
-    ends = (layers.first == 0) * costs.embedding + (layers.last == num_layers - 1) * costs.head
-    return layers.count * costs.layer + ends
 
 
 def _linear(costs: CutCosts, stage: int, stage_count: int) -> LinearCost:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.planning.cut import CutCosts, NoRoomError, cut_for_devices, cut_layers
+from stageline_runtime.planning.cut import CutCosts, NoRoomError, cut_for_devices, cut_layers, engine_costs
 from stageline_runtime.planning.devices import Hardware
 from stageline_runtime.planning.memory import GroupMemory
 from stageline_runtime.planning.predict import (
@@ -19,7 +19,6 @@ from stageline_runtime.planning.predict import (
     ranks_that_do_not_pay,
     step_seconds,
 )
-from stageline_runtime.planning.rank_costs import engine_costs
 
 WORTH_WRITING = 1.02
 """How much faster another cut must be predicted before it is shown; below that the prediction knows too little."""

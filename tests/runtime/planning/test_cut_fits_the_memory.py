@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracles.planning_models import llama_70b_class, small_llama
+from oracles.planning_models import llama_70b_class, small_llama, stage_cost
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.engine.scheduling.cache_sizing import MemoryShortageError, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig
@@ -17,7 +17,6 @@ from stageline_runtime.planning.cut import (
     cut_for_devices,
     cut_layers,
     estimate_costs,
-    stage_cost,
 )
 from stageline_runtime.planning.memory import (
     USABLE_SHARE,

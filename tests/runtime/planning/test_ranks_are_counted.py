@@ -4,20 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from oracles.header_bytes import stage_weight_bytes
 from oracles.planning_models import small_llama, small_mixture
 from oracles.tiny_models import write_tiny_llama
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
 from stageline_runtime.model_facts.model_shapes import layer_size
 from stageline_runtime.model_facts.rank_cut import rank_cut
-from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, cut_layers, estimate_costs
+from stageline_runtime.models.weights.stage_weights import checkpoint_form, stage_tensors
+from stageline_runtime.planning.cut import CutCosts, cut_layers, engine_costs, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
 from stageline_runtime.planning.memory import DraftMemory, GroupMemory, LargestStep, StageRoom, weight_bytes
 from stageline_runtime.planning.predict import Workload, predict, ranks_that_do_not_pay, step_seconds
-from stageline_runtime.planning.rank_costs import engine_costs
 
 DEVICE = Device(
     name="d",
@@ -35,15 +33,9 @@ WORKLOAD = Workload(dtype="float32", max_model_len=64, num_sequences=4, context_
 def test_a_ranks_weights_weigh_what_it_reads(is_first: bool, is_last: bool, tmp_path: Path) -> None:
     model_dir = write_tiny_llama(tmp_path, tie_word_embeddings=False)
     config, layers = read_model_config(model_dir), LayerRange(first=1, last=2)
-    read = stage_weight_bytes(
-        model_dir,
-        config,
-        layers,
-        has_embedding=is_first,
-        has_head=is_last,
-        dtype=torch.float32,
-        cut=rank_cut(config, 0, 2),
-    )
+    form = checkpoint_form(model_dir)
+    tensors = stage_tensors(config, layers, form, has_embedding=is_first, has_head=is_last)
+    read = 4 * rank_cut(config, 0, 2).num_elements(tensors.values())
     assert read == weight_bytes(config, layers, is_first=is_first, is_last=is_last, element_bytes=4, ranks=2)
 
 
@@ -84,12 +76,6 @@ def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> N
     assert with_draft.token_bytes == plain.token_bytes + draft.token_bytes
 
 
-def test_costs_are_divided_and_two_sums_a_layer_are_added() -> None:
-    costs = CutCosts(layer=8.0, embedding=1.0, head=6.0)
-    assert costs_of_ranks(costs, 2, 1.0) == CutCosts(layer=5.0, embedding=1.0, head=3.0)
-    assert costs_of_ranks(costs, 1, 0.0) == costs
-
-
 def test_the_engines_cut_counts_two_sums_a_layer_as_weights_that_could_be_read_meanwhile() -> None:
     config = small_llama(3)
     alone, shared = engine_costs(config), engine_costs(config, ranks=2)
@@ -118,7 +104,8 @@ def test_sums_move_a_layer_towards_the_stage_with_the_head() -> None:
         cut = cut_layers(24, 2, layer_cost=costs.layer, embedding_cost=costs.embedding, head_cost=costs.head)
         return cut[1].count
 
-    uncounted = costs_of_ranks(estimate_costs(config), 2, 0.0)
+    alone = estimate_costs(config)
+    uncounted = replace(alone, layer=alone.layer / 2, head=alone.head / 2)
     assert last(engine_costs(config, ranks=2)) > last(uncounted)
 
 

@@ -1,6 +1,8 @@
 """Model configs for planning tests: no weights, only the numbers that a cut and a prediction depend on."""
 
+from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
+from stageline_runtime.planning.cut import CutCosts
 
 
 def small_llama(num_layers: int, **changes: object) -> ModelConfig:
@@ -48,3 +50,9 @@ def small_mixture(num_layers: int) -> ModelConfig:
         dtype="bfloat16",
         max_position_embeddings=4096,
     )
+
+
+def stage_cost(layers: LayerRange, num_layers: int, costs: CutCosts) -> float:
+    """Cost of the stage that holds `layers` of a model with `num_layers`."""
+    ends = (layers.first == 0) * costs.embedding + (layers.last == num_layers - 1) * costs.head
+    return layers.count * costs.layer + ends

@@ -26,9 +26,8 @@ from stageline_runtime.plan_bus.messages import (
     TransportKind,
     Welcome,
 )
-from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers
+from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, engine_costs
 from stageline_runtime.planning.memory import ELEMENT_BYTES, GroupMemory, LargestStep, StageMemory, StageRoom
-from stageline_runtime.planning.rank_costs import engine_costs
 from stageline_runtime.termination import RuntimeFailure
 
 

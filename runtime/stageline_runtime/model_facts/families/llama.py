@@ -2,7 +2,7 @@
 
 from stageline_runtime.model_facts.families.reading import read_decoder
 from stageline_runtime.model_facts.hyperparameters import ModelConfig
-from stageline_runtime.model_facts.layer import Attention, Cut, Gated, Layer, Linear, Norm
+from stageline_runtime.model_facts.layer import Cut, Gated, Layer, Linear, Norm
 from stageline_runtime.model_facts.model_fields import Fields
 
 
@@ -18,23 +18,17 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(config: ModelConfig, _index: int) -> Layer:
-    return Layer(
-        attention_norm=Norm("input_layernorm", config.hidden_size),
-        attention=attention(config),
-        feed_forward_norm=Norm("post_attention_layernorm", config.hidden_size),
-        feed_forward=gated("mlp", config.hidden_size, config.intermediate_size, has_bias=config.mlp_bias),
-    )
-
-
-def attention(config: ModelConfig) -> Attention:
     """Ranks have whole heads: queries with the keys and values that these attend to."""
     hidden, has_bias = config.hidden_size, config.attention_bias
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    return Attention(
+    return Layer(
+        attention_norm=Norm("input_layernorm", hidden),
         query=Linear("self_attn.q_proj", queries, hidden, has_bias, Cut.BY_OUTPUTS),
         key=Linear("self_attn.k_proj", keys, hidden, has_bias, Cut.BY_OUTPUTS),
         value=Linear("self_attn.v_proj", keys, hidden, has_bias, Cut.BY_OUTPUTS),
         output=Linear("self_attn.o_proj", hidden, queries, config.attention_output_bias, Cut.BY_INPUTS),
+        feed_forward_norm=Norm("post_attention_layernorm", hidden),
+        feed_forward=gated("mlp", hidden, config.intermediate_size, has_bias=config.mlp_bias),
     )
 
 

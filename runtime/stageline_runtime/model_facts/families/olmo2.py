@@ -16,15 +16,13 @@ def read(fields: Fields) -> ModelConfig:
 
 def layer(config: ModelConfig, index: int) -> Layer:
     plain = llama.layer(config, index)
-    queries, keys = plain.attention.query.outputs, plain.attention.key.outputs
-    return Layer(
+    return replace(
+        plain,
         # A rank with some of the heads doesn't know the root mean square of all.
-        attention=replace(
-            plain.attention,
-            query_norm=Norm("self_attn.q_norm", queries, Cut.INDIVISIBLE),
-            key_norm=Norm("self_attn.k_norm", keys, Cut.INDIVISIBLE),
-        ),
+        query_norm=Norm("self_attn.q_norm", plain.query.outputs, Cut.INDIVISIBLE),
+        key_norm=Norm("self_attn.k_norm", plain.key.outputs, Cut.INDIVISIBLE),
+        attention_norm=None,
         attended_norm=Norm("post_attention_layernorm", config.hidden_size),
-        feed_forward=plain.feed_forward,
+        feed_forward_norm=None,
         forwarded_norm=Norm("post_feedforward_layernorm", config.hidden_size),
     )

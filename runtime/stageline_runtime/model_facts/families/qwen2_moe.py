@@ -5,7 +5,7 @@ from dataclasses import replace
 from stageline_runtime.model_facts.families import llama, qwen2, qwen3_moe
 from stageline_runtime.model_facts.families.reading import read_decoder
 from stageline_runtime.model_facts.hyperparameters import ModelConfig
-from stageline_runtime.model_facts.layer import Layer, Linear
+from stageline_runtime.model_facts.layer import Layer, Linear, Mixture
 from stageline_runtime.model_facts.model_fields import Fields, UnsupportedModelError, positive
 
 _SHARED = "mlp.shared_expert"
@@ -31,7 +31,8 @@ def _alternating_below(index: int, end: int) -> bool:
 
 def layer(config: ModelConfig, index: int) -> Layer:
     whole = qwen3_moe.with_experts(llama.layer(config, index), config, index)
-    if (mixture := whole.mixture) is None or mixture.sizes.shared_size is None:
+    mixture = whole.feed_forward
+    if not isinstance(mixture, Mixture) or mixture.sizes.shared_size is None:
         return whole
     # Whole on every rank: ranks never share a mixture's other parts.
     gate = Linear(f"{_SHARED}_gate", 1, config.hidden_size)

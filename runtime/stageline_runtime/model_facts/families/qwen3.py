@@ -22,6 +22,5 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(config: ModelConfig, index: int) -> Layer:
-    plain = llama.layer(config, index)
     query, key = (Norm(f"self_attn.{head}_norm", config.head_dim) for head in "qk")
-    return replace(plain, attention=replace(plain.attention, query_norm=query, key_norm=key))
+    return replace(llama.layer(config, index), query_norm=query, key_norm=key)

@@ -70,13 +70,13 @@ class LayerWeights:
 
 def fuse_layer(layer: Layer, tensors: Tensors, *, is_stacked: bool, experts: range) -> LayerWeights:
     """Build a layer from its `tensors`, of which those of `experts` alone are there."""
-    attention, block = layer.attention, layer.feed_forward
+    block = layer.feed_forward
     return LayerWeights(
         attention_norm=_norm(tensors, layer.attention_norm),
-        qkv=_fuse(tensors, attention.query, attention.key, attention.value),
-        query_norm=_norm(tensors, attention.query_norm),
-        key_norm=_norm(tensors, attention.key_norm),
-        output=_fuse(tensors, attention.output),
+        qkv=_fuse(tensors, layer.query, layer.key, layer.value),
+        query_norm=_norm(tensors, layer.query_norm),
+        key_norm=_norm(tensors, layer.key_norm),
+        output=_fuse(tensors, layer.output),
         attended_norm=_norm(tensors, layer.attended_norm),
         feed_forward_norm=_norm(tensors, layer.feed_forward_norm),
         feed_forward=_fuse_dense(tensors, block)
