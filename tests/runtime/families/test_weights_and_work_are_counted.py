@@ -19,6 +19,7 @@ from oracles.tiny_models import (
     write_tiny_phi3,
     write_tiny_qwen2,
     write_tiny_qwen2_moe,
+    write_tiny_qwen3,
     write_tiny_qwen3_moe,
 )
 from stageline_api.runtime_config import LayerRange
@@ -36,6 +37,7 @@ from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoo
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": write_tiny_qwen2,
+    "qwen3, tied": write_tiny_qwen3,
     "mixtral": write_tiny_mixtral,
     "mixtral, stacked": lambda path: write_tiny_mixtral(path, stacked=True),
     "qwen2_moe, some layers dense": lambda path: write_tiny_qwen2_moe(path, decoder_sparse_step=2),

@@ -22,7 +22,6 @@ from stageline_runtime.planning.memory import (
     USABLE_SHARE,
     GroupMemory,
     LargestStep,
-    StageMemory,
     StageRoom,
     link_ring_bytes,
     weight_bytes,
@@ -48,20 +47,8 @@ def all_cuts(num_layers: int, stage_count: int) -> list[tuple[LayerRange, ...]]:
 
 def can_be_served(cut: tuple[LayerRange, ...], memory: GroupMemory) -> bool:
     """Whether the engine's own cache sizing finds room for one sequence."""
-    stages = tuple(
-        StageMemory(
-            stage=stage,
-            room=room,
-            weight_bytes=weight_bytes(
-                memory.config, layers, is_first=stage == 0, is_last=stage == len(cut) - 1, element_bytes=4
-            ),
-            step_bytes=STEP.bytes_of(memory.config, is_last=stage == len(cut) - 1, element_bytes=4),
-            token_bytes=memory.config.kv_bytes_per_token(layers.count, 4),
-        )
-        for stage, (room, layers) in enumerate(zip(memory.rooms, cut, strict=True))
-    )
     try:
-        size_cache(stages, max_num_seqs=1, max_model_len=memory.max_model_len)
+        size_cache(memory.stages_of(cut), max_num_seqs=1, max_model_len=memory.max_model_len)
     except MemoryShortageError:
         return False
     return True

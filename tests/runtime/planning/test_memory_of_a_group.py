@@ -4,7 +4,7 @@ import pytest
 
 from oracles.planning_models import small_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.planning.memory import GroupMemory, HostMemory, LargestStep, StageRoom, hosts_of
+from stageline_runtime.planning.memory import GroupMemory, HostMemory, LargestStep, StageRoom, hosts_of, weight_bytes
 
 VOCABULARY, HIDDEN, INNER, QUERIES, KEYS = 1024, 64, 128, 4 * 16, 2 * 16
 LAYER = HIDDEN * (2 * QUERIES + 2 * KEYS + 3 * INNER) + 2 * HIDDEN
@@ -58,3 +58,11 @@ def test_a_host_has_whole_layers_left_beside_the_ends() -> None:
     enough = -(-(ends + 3 * layer) * 10 // 9)
     assert [room.most_layers for room in memory(available_bytes=enough).host_rooms()] == [3]
     assert [room.most_layers for room in memory(available_bytes=enough - 10).host_rooms()] == [2]
+
+
+def test_a_tied_matrix_is_counted_twice_on_a_lone_stage() -> None:
+    """Dense for look-ups, and packed for the head."""
+    config = small_llama(1, vocab_size=VOCABULARY, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+    counted = weight_bytes(config, CUT[0], is_first=True, is_last=True, element_bytes=2)
+    biases = QUERIES + 2 * KEYS + HIDDEN + 2 * INNER + HIDDEN
+    assert counted == 2 * (LAYER + biases + HIDDEN + 2 * VOCABULARY * HIDDEN)

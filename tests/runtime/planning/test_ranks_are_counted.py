@@ -1,17 +1,13 @@
 """What a rank holds, and what ranks save and cost, is counted as it will be read, kept and waited for."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from oracles.planning_models import small_llama, small_mixture
-from oracles.tiny_models import write_tiny_llama
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
+from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import layer_size
-from stageline_runtime.model_facts.rank_cut import rank_cut
-from stageline_runtime.models.weights.stage_weights import checkpoint_form, stage_tensors
 from stageline_runtime.planning.cut import CutCosts, cut_layers, engine_costs, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
 from stageline_runtime.planning.memory import DraftMemory, GroupMemory, LargestStep, StageRoom, weight_bytes
@@ -27,16 +23,6 @@ DEVICE = Device(
 HARDWARE = Hardware(devices=(DEVICE,), link=Link(bandwidth_bytes_per_second=1e30, latency_seconds=0.0))
 WHOLE = LayerRange(first=0, last=2)
 WORKLOAD = Workload(dtype="float32", max_model_len=64, num_sequences=4, context_tokens=10, max_step_tokens=8, ranks=2)
-
-
-@pytest.mark.parametrize(("is_first", "is_last"), [(True, False), (False, False), (False, True)])
-def test_a_ranks_weights_weigh_what_it_reads(is_first: bool, is_last: bool, tmp_path: Path) -> None:
-    model_dir = write_tiny_llama(tmp_path, tie_word_embeddings=False)
-    config, layers = read_model_config(model_dir), LayerRange(first=1, last=2)
-    form = checkpoint_form(model_dir)
-    tensors = stage_tensors(config, layers, form, has_embedding=is_first, has_head=is_last)
-    read = 4 * rank_cut(config, 0, 2).num_elements(tensors.values())
-    assert read == weight_bytes(config, layers, is_first=is_first, is_last=is_last, element_bytes=4, ranks=2)
 
 
 @pytest.mark.parametrize(("is_device", "in_room"), [(True, 1), (False, 2)])

@@ -29,6 +29,7 @@ from stageline_runtime.models.families import device_builder
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import ModelBuilder, StageShape
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
+from stageline_runtime.planning.memory import weight_bytes
 from stageline_runtime.ranks.protocol import RankGroup
 
 
@@ -113,6 +114,8 @@ def test_a_rank_reads_and_holds_only_its_part(tmp_path: Path) -> None:
     head = (config.vocab_size - (config.vocab_size + 1) // 2) * config.hidden_size
     expected = 4 * (norms + vocabulary + halves + head)
     assert read[-1] == (expected, expected)
+    of_rank_0 = weight_bytes(config, shape.layers, is_first=True, is_last=True, element_bytes=4, ranks=2)
+    assert of_rank_0 - expected == 4 * (config.vocab_size % 2) * config.hidden_size
     model = stage.models[0]
     assert isinstance(model, DecoderStage)
     keys, _ = model._layers._caches[0]
