@@ -161,9 +161,8 @@ class Layer:
     value: Linear
     output: Linear
     feed_forward: Gated | Mixture
-    query_norm: Norm | None = None
-    """Of each head's size, or over all heads together; so with the keys'."""
-    key_norm: Norm | None = None
+    query_key_norms: tuple[Norm, Norm] | None = None
+    """Each of a head's size, or over all heads together."""
     attention_norm: Norm | None = None
     attended_norm: Norm | None = None
     feed_forward_norm: Norm | None = None
@@ -172,7 +171,7 @@ class Layer:
     def tensors(self, *, is_stacked: bool = True) -> tuple[Tensor, ...]:
         """Of all modules, in a checkpoint whose experts, if there are any, are stacked or separate."""
         norms = (self.attention_norm, self.attended_norm, self.feed_forward_norm, self.forwarded_norm)
-        modules = (*norms, self.query, self.key, self.value, self.output, self.query_norm, self.key_norm)
+        modules = (*norms, self.query, self.key, self.value, self.output, *(self.query_key_norms or ()))
         return (
             *(tensor for module in modules if module is not None for tensor in module.tensors()),
             *self.feed_forward.tensors(is_stacked=is_stacked),

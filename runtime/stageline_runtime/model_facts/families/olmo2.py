@@ -19,8 +19,10 @@ def layer(config: ModelConfig, index: int) -> Layer:
     return replace(
         plain,
         # A rank with some of the heads doesn't know the root mean square of all.
-        query_norm=Norm("self_attn.q_norm", plain.query.outputs, Cut.INDIVISIBLE),
-        key_norm=Norm("self_attn.k_norm", plain.key.outputs, Cut.INDIVISIBLE),
+        query_key_norms=(
+            Norm("self_attn.q_norm", plain.query.outputs, Cut.INDIVISIBLE),
+            Norm("self_attn.k_norm", plain.key.outputs, Cut.INDIVISIBLE),
+        ),
         attention_norm=None,
         attended_norm=Norm("post_attention_layernorm", config.hidden_size),
         feed_forward_norm=None,

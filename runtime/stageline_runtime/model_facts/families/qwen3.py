@@ -22,5 +22,5 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def layer(config: ModelConfig, index: int) -> Layer:
-    query, key = (Norm(f"self_attn.{head}_norm", config.head_dim) for head in "qk")
-    return replace(llama.layer(config, index), query_norm=query, key_norm=key)
+    norms = (Norm("self_attn.q_norm", config.head_dim), Norm("self_attn.k_norm", config.head_dim))
+    return replace(llama.layer(config, index), query_key_norms=norms)

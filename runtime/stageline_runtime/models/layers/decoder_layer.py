@@ -5,10 +5,10 @@ compute alike.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
+from stageline_runtime.model_facts.layer import Gated, Layer, Norm
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.layers.attention import Attention, Rotary
 from stageline_runtime.models.layers.feed_forward import ExpertLoop, ExpertMixture, FeedForward, RunExperts, linear
@@ -16,7 +16,7 @@ from stageline_runtime.models.layers.kv_cache import LayerCache
 from stageline_runtime.models.layers.row_modules import RmsNorm, RowOperators
 from stageline_runtime.models.layers.step_batch import StepTensors
 from stageline_runtime.models.rotary import RotaryTable, rotate
-from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights
+from stageline_runtime.models.weights.stage_weights import LayerWeights
 from stageline_runtime.ranks.expert_exchange import ExpertExchange
 from stageline_runtime.ranks.layer_sums import LayerSums
 
@@ -58,20 +58,23 @@ class LayerParts:
         self._sums = sums
         self._turn = turn
         self._kernels = kernels
-        self._gated_size = _gated_size(weights)
+        self._gated_size = _gated_size(weights.layer)
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
-        norm = partial(_norm, eps=config.rms_norm_eps, kernels=kernels)
-        self._attention_norm = norm(weights.attention_norm)
-        self._qkv = linear(weights.qkv)
-        self._head_norm = _head_norm(config, weights)
-        self._wide_norms = _wide_norms(config, weights, kernels)
-        self._output = linear(weights.output)
-        self._attended_norm = norm(weights.attended_norm)
-        self._feed_forward_norm = norm(weights.feed_forward_norm)
-        self._forwarded_norm = norm(weights.forwarded_norm)
-        self._feed_forward = _feed_forward(config, weights.feed_forward, kernels, exchange, run_experts)
+        layer = weights.layer
+
+        def norm(described: Norm | None) -> RmsNorm | None:
+            return None if described is None else RmsNorm(weights.norm(described), config.rms_norm_eps, kernels)
+
+        self._attention_norm = norm(layer.attention_norm)
+        self._qkv = linear(weights.fused(layer.query, layer.key, layer.value))
+        self._head_norm, self._wide_norms = _query_key_norms(config, weights, kernels)
+        self._output = linear(weights.fused(layer.output))
+        self._attended_norm = norm(layer.attended_norm)
+        self._feed_forward_norm = norm(layer.feed_forward_norm)
+        self._feed_forward = _feed_forward(weights, kernels, exchange, run_experts)
+        self._forwarded_norm = norm(layer.forwarded_norm)
 
     def before_attention(self, hidden: torch.Tensor, rotary: Rotary) -> Heads:
         """What attention takes of hidden `[padded_tokens, hidden_size]`."""
@@ -166,49 +169,39 @@ class DecoderLayers:
         return hidden
 
 
-def _gated_size(weights: LayerWeights) -> int:
+def _gated_size(layer: Layer) -> int:
     """Columns of gate and up together that the layer's rows go through: none in a mixture without a shared expert."""
-    block = weights.feed_forward
-    if not isinstance(block, ExpertWeights):
-        return len(block.gate_up.weight)
-    return 0 if block.shared is None else len(block.shared.block.gate_up.weight)
+    block = layer.feed_forward if isinstance(layer.feed_forward, Gated) else layer.feed_forward.shared
+    return 0 if block is None else 2 * block.gate.outputs
 
 
 def _feed_forward(
-    config: ModelConfig,
-    weights: DenseWeights | ExpertWeights,
+    weights: LayerWeights,
     kernels: RowOperators | None,
     exchange: ExpertExchange | None,
     run_experts: RunExperts,
 ) -> FeedForward | ExpertMixture:
-    if isinstance(weights, DenseWeights):
-        return FeedForward(weights, kernels)
-    assert config.mixture is not None, "expert weights without a mixture"
-    return ExpertMixture(config.mixture, weights, run_experts(weights), kernels, exchange)
-
-
-def _norm(weight: torch.Tensor | None, eps: float, kernels: RowOperators | None) -> RmsNorm | None:
-    return None if weight is None else RmsNorm(weight, eps, kernels)
+    block = weights.layer.feed_forward
+    if isinstance(block, Gated):
+        return FeedForward(weights.dense(block), kernels)
+    experts = weights.mixture(block)
+    return ExpertMixture(block.sizes, experts, run_experts(experts), kernels, exchange)
 
 
 def _normed(rows: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
     return rows if norm is None else norm(rows)
 
 
-def _wide_norms(
+def _query_key_norms(
     config: ModelConfig, weights: LayerWeights, kernels: RowOperators | None
-) -> tuple[RmsNorm, RmsNorm] | None:
-    """Of all query heads together and of all key heads, in a family that doesn't normalise each by itself."""
-    query, key = weights.query_norm, weights.key_norm
-    if query is None or key is None or len(query) == config.head_dim:
-        return None
-    return RmsNorm(query, config.rms_norm_eps, kernels), RmsNorm(key, config.rms_norm_eps, kernels)
-
-
-def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:
-    """One norm of each query and key head, by a weight `[num_heads + num_kv_heads, head_dim]`."""
-    if weights.query_norm is None or weights.key_norm is None or len(weights.query_norm) != config.head_dim:
-        return None
-    query = weights.query_norm.expand(config.num_heads, -1)
-    key = weights.key_norm.expand(config.num_kv_heads, -1)
-    return RmsNorm(torch.cat((query, key)), config.rms_norm_eps)
+) -> tuple[RmsNorm | None, tuple[RmsNorm, RmsNorm] | None]:
+    """One norm of each query and key head, by a weight `[num_heads + num_kv_heads, head_dim]`; or two, over all query
+    heads together and over all key heads."""
+    if weights.layer.query_key_norms is None:
+        return None, None
+    query, key = (weights.norm(norm) for norm in weights.layer.query_key_norms)
+    eps = config.rms_norm_eps
+    if len(query) != config.head_dim:
+        return None, (RmsNorm(query, eps, kernels), RmsNorm(key, eps, kernels))
+    heads = (query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1))
+    return RmsNorm(torch.cat(heads), eps), None

@@ -10,9 +10,6 @@ import torch
 
 from stageline_runtime.model_facts.layer import Gated, Layer, Linear, Mixture, Norm
 
-Tensors = dict[str, torch.Tensor]
-"""By name within the layer; what is fused is taken out, so that it is never held twice."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
@@ -53,63 +50,38 @@ class ExpertWeights:
     """Which of the router's experts is the first one held."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One decoder layer, as `Layer` names its parts. `qkv` stacks query, key and value rows."""
+    """One decoder layer's tensors by name. What is fused is taken out, so that it is never held twice."""
 
-    attention_norm: torch.Tensor | None
-    qkv: Projection
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    output: Projection
-    attended_norm: torch.Tensor | None
-    feed_forward_norm: torch.Tensor | None
-    feed_forward: DenseWeights | ExpertWeights
-    forwarded_norm: torch.Tensor | None
+    def __init__(self, layer: Layer, tensors: dict[str, torch.Tensor], *, is_stacked: bool, experts: range) -> None:
+        """`is_stacked`: whether experts are one tensor. `experts`: those that are there."""
+        self.layer = layer
+        self._tensors = tensors
+        self._is_stacked = is_stacked
+        self._experts = experts
 
+    def norm(self, norm: Norm) -> torch.Tensor:
+        return self._tensors.pop(norm.weight)
 
-def fuse_layer(layer: Layer, tensors: Tensors, *, is_stacked: bool, experts: range) -> LayerWeights:
-    """Build a layer from its `tensors`, of which those of `experts` alone are there."""
-    block = layer.feed_forward
-    return LayerWeights(
-        attention_norm=_norm(tensors, layer.attention_norm),
-        qkv=_fuse(tensors, layer.query, layer.key, layer.value),
-        query_norm=_norm(tensors, layer.query_norm),
-        key_norm=_norm(tensors, layer.key_norm),
-        output=_fuse(tensors, layer.output),
-        attended_norm=_norm(tensors, layer.attended_norm),
-        feed_forward_norm=_norm(tensors, layer.feed_forward_norm),
-        feed_forward=_fuse_dense(tensors, block)
-        if isinstance(block, Gated)
-        else _fuse_experts(tensors, block, experts, is_stacked=is_stacked),
-        forwarded_norm=_norm(tensors, layer.forwarded_norm),
-    )
+    def fused(self, *linears: Linear) -> Projection:
+        """The rows of all, one below the other."""
+        weights = [self._tensors.pop(linear.weight) for linear in linears]
+        biases = [self._tensors.pop(linear.bias) for linear in linears if linear.bias in self._tensors]
+        return Projection(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)
 
+    def dense(self, block: Gated) -> DenseWeights:
+        return DenseWeights(gate_up=self.fused(block.gate, block.up), down=self.fused(block.down))
 
-def _norm(tensors: Tensors, norm: Norm | None) -> torch.Tensor | None:
-    return None if norm is None else tensors.pop(norm.weight)
-
-
-def _fuse_dense(tensors: Tensors, block: Gated) -> DenseWeights:
-    return DenseWeights(gate_up=_fuse(tensors, block.gate, block.up), down=_fuse(tensors, block.down))
-
-
-def _fuse_experts(tensors: Tensors, mixture: Mixture, held: range, *, is_stacked: bool) -> ExpertWeights:
-    shared = None
-    if mixture.shared is not None and mixture.shared_gate is not None:
-        gate = tensors.pop(mixture.shared_gate.weight)
-        shared = SharedExpertWeights(block=_fuse_dense(tensors, mixture.shared), gate=gate)
-    if is_stacked:
-        gate_ups, downs = tensors.pop(mixture.gate_up).unbind(0), tensors.pop(mixture.down).unbind(0)
-    else:
-        names = [mixture.expert_names(expert) for expert in held]
-        gate_ups = tuple(torch.cat((tensors.pop(gate), tensors.pop(up))) for gate, up, _ in names)
-        downs = tuple(tensors.pop(down) for _, _, down in names)
-    router = tensors.pop(mixture.router_name(is_stacked=is_stacked))
-    return ExpertWeights(router=router, gate_up=gate_ups, down=downs, shared=shared, first=held.start)
-
-
-def _fuse(tensors: Tensors, *linears: Linear) -> Projection:
-    weights = [tensors.pop(linear.weight) for linear in linears]
-    biases = [tensors.pop(linear.bias) for linear in linears if linear.bias in tensors]
-    return Projection(weight=torch.cat(weights), bias=torch.cat(biases) if biases else None)
+    def mixture(self, mixture: Mixture) -> ExpertWeights:
+        take = self._tensors.pop
+        shared = None
+        if mixture.shared is not None and mixture.shared_gate is not None:
+            shared = SharedExpertWeights(block=self.dense(mixture.shared), gate=take(mixture.shared_gate.weight))
+        if self._is_stacked:
+            gate_ups, downs = take(mixture.gate_up).unbind(0), take(mixture.down).unbind(0)
+        else:
+            names = [mixture.expert_names(expert) for expert in self._experts]
+            gate_ups = tuple(torch.cat((take(gate), take(up))) for gate, up, _ in names)
+            downs = tuple(take(down) for _, _, down in names)
+        router = take(mixture.router_name(is_stacked=self._is_stacked))
+        return ExpertWeights(router=router, gate_up=gate_ups, down=downs, shared=shared, first=self._experts.start)

@@ -24,7 +24,6 @@ from stageline_runtime.models.weights.layer_weights import (
     ExpertWeights,
     LayerWeights,
     Projection,
-    fuse_layer,
 )
 
 __all__ = [
@@ -142,11 +141,11 @@ class StageWeights:
     def layers(self) -> Iterator[LayerWeights]:
         is_stacked = self._form.has_stacked_experts
         for index in range(self._layer_range.first, self._layer_range.last + 1):
-            prefix, layer = self._form.layer_prefix(index), layer_of(self._config, index)
+            prefix, layer = self._form.layer_prefix(index), layer_of(self._cut.part, index)
             named = self._read([name for name in self._held if name.startswith(prefix)])
             tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
             named.clear()
-            yield fuse_layer(layer, tensors, is_stacked=is_stacked, experts=self._cut.experts)
+            yield LayerWeights(layer, tensors, is_stacked=is_stacked, experts=self._cut.experts)
 
     def final_norm(self) -> torch.Tensor:
         """`[hidden_size]`."""
