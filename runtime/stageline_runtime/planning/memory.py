@@ -130,47 +130,6 @@ def _feed_forward_width(config: ModelConfig, experts: int = 1) -> int:
     return max(experts * (picked + exchanged), 3 * config.intermediate_size)
 
 
-def weight_bytes(
-    config: ModelConfig,
-    layers: LayerRange,
-    *,
-    is_first: bool,
-    is_last: bool,
-    element_bytes: int,
-    ranks: int = 1,
-    experts: int = 1,
-) -> int:
-    """Bytes of the weights of a stage, of one of its `ranks`, or of one of those that its `experts` are cut over, from
-    the config alone."""
-    held = rank_layer_parameters(config, layers, ranks=ranks, experts=experts)
-    return element_bytes * (held + end_parameters(config, ranks, is_first=is_first, is_last=is_last))
-
-
-def rank_layer_parameters(config: ModelConfig, layers: LayerRange, *, ranks: int, experts: int) -> int:
-    """Elements of `layers` that one of `ranks` holds, or one of those that their `experts` are cut over."""
-    part = part_of_layers(config, ranks)
-    return sum(layer_size(part, layer).held(experts) for layer in range(layers.first, layers.last + 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftMemory:
-    """What a draft model takes on the last stage, which holds all of it."""
-
-    weight_bytes: int
-    step_bytes: int
-    token_bytes: int
-    """Keys and values of one token."""
-
-    @classmethod
-    def of(cls, draft: ModelConfig, step: LargestStep, element_bytes: int) -> "DraftMemory":
-        """By shapes; `step` is the group's largest, whose tokens it catches up with at once."""
-        layers = LayerRange(first=0, last=draft.num_layers - 1)
-        token_bytes = draft.kv_bytes_per_token(draft.num_layers, element_bytes)
-        weights = weight_bytes(draft, layers, is_first=True, is_last=True, element_bytes=element_bytes)
-        taken = step.bytes_of(draft, is_last=True, element_bytes=element_bytes)
-        return cls(weight_bytes=weights, step_bytes=taken, token_bytes=token_bytes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
     """What a stage takes of its room: all of its ranks that share it."""
@@ -195,7 +154,7 @@ class StageMemory:
         """With the smallest cache: one sequence of `max_model_len` tokens in each."""
         return self.fixed_bytes + self.num_caches * self.token_bytes * max_model_len
 
-    def with_draft(self, draft: DraftMemory, num_drafting: int = 1) -> "StageMemory":
+    def with_draft(self, draft: "StageMemory", num_drafting: int = 1) -> "StageMemory":
         """The same with a draft model on `num_drafting` ranks, which doesn't run with the layers. A token is on one."""
         return replace(
             self,
@@ -278,7 +237,9 @@ class GroupMemory:
         )
 
     def _elements(self, layers: LayerRange) -> int:
-        return rank_layer_parameters(self.config, layers, ranks=self.ranks, experts=self.experts)
+        """Of `layers`, what one rank holds."""
+        part = part_of_layers(self.config, self.ranks)
+        return sum(layer_size(part, layer).held(self.experts) for layer in range(layers.first, layers.last + 1))
 
     def _stage(self, stage: int, num_layers: int, elements: int) -> StageMemory:
         """Of a stage, one rank of which holds so many `elements` of layers."""
@@ -305,7 +266,17 @@ class GroupMemory:
         )
         if self.draft is None or not is_last:
             return taken
-        return taken.with_draft(DraftMemory.of(self.draft, step, self.element_bytes), taken.num_caches)
+        return taken.with_draft(draft_memory(self.draft, step, self.element_bytes), taken.num_caches)
+
+
+def draft_memory(draft: ModelConfig, step: LargestStep, element_bytes: int) -> StageMemory:
+    """What a draft model takes on the last stage, which holds all of it.
+
+    `step` is the group's largest, whose tokens it catches up with at once.
+    """
+    nowhere = StageRoom(host="", available_bytes=0)
+    alone = GroupMemory(config=draft, rooms=(nowhere,), max_model_len=0, largest_step=step, element_bytes=element_bytes)
+    return alone.stages_of([LayerRange(first=0, last=draft.num_layers - 1)])[0]
 
 
 def mebibytes(size_bytes: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, size_cache
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
-from stageline_runtime.planning.memory import DraftMemory, StageMemory, StageRoom
+from stageline_runtime.planning.memory import StageMemory, StageRoom
 
 MIB = 1 << 20
 TOKEN_OF_LAYER = 1024
@@ -34,7 +34,7 @@ def usable(mib: float) -> float:
     return (mib + 0.01) / 0.9
 
 
-DRAFT = DraftMemory(weight_bytes=6 * MIB, step_bytes=3 * MIB, token_bytes=1024)
+DRAFT = stage(0, "a", 0, 1, 6, 3)
 """As one more layer."""
 
 

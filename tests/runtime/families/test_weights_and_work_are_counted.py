@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from oracles.planning_models import small_llama
+from oracles.planning_models import small_llama, weight_bytes
 from oracles.tiny_models import (
     add_head,
     write_tiny_cohere2,
@@ -33,7 +33,7 @@ from stageline_runtime.model_facts.model_shapes import layer_size
 from stageline_runtime.models.families import build_any_stage_model
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.planning.cut import DECODE_ROWS, estimate_costs
-from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom
 
 MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": write_tiny_qwen2,

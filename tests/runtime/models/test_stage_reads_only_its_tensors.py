@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from oracles.planning_models import weight_bytes
 from oracles.tiny_models import write_tiny_llama
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.models.weights.checkpoint import WeightsError
 from stageline_runtime.models.weights.stage_weights import LayerWeights, StageWeights
-from stageline_runtime.planning.memory import weight_bytes
 
 FIRST = LayerRange(first=0, last=1)
 LAST = LayerRange(first=2, last=3)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracles.planning_models import llama_70b_class, small_llama, stage_cost
+from oracles.planning_models import llama_70b_class, small_llama, stage_cost, weight_bytes
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.engine.scheduling.cache_sizing import MemoryShortageError, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig
@@ -18,14 +18,7 @@ from stageline_runtime.planning.cut import (
     cut_layers,
     estimate_costs,
 )
-from stageline_runtime.planning.memory import (
-    USABLE_SHARE,
-    GroupMemory,
-    LargestStep,
-    StageRoom,
-    link_ring_bytes,
-    weight_bytes,
-)
+from stageline_runtime.planning.memory import USABLE_SHARE, GroupMemory, LargestStep, StageRoom, link_ring_bytes
 
 GIBIBYTE = 1 << 30
 STEP = LargestStep(tokens=3, rows=2)

@@ -2,14 +2,15 @@
 
 import pytest
 
-from oracles.planning_models import small_llama
+from oracles.planning_models import small_llama, weight_bytes
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.planning.memory import GroupMemory, HostMemory, LargestStep, StageRoom, hosts_of, weight_bytes
+from stageline_runtime.planning.memory import GroupMemory, HostMemory, LargestStep, StageRoom, hosts_of
 
 VOCABULARY, HIDDEN, INNER, QUERIES, KEYS = 1024, 64, 128, 4 * 16, 2 * 16
 LAYER = HIDDEN * (2 * QUERIES + 2 * KEYS + 3 * INNER) + 2 * HIDDEN
 HALF_LAYER = HIDDEN * (2 * QUERIES + 2 * KEYS + 3 * INNER) // 2 + 2 * HIDDEN
 TOKEN_OF_LAYER = 2 * KEYS * 2
+STEP = LargestStep(tokens=8, rows=4)
 CUT = (LayerRange(first=0, last=0), LayerRange(first=1, last=2))
 
 
@@ -20,7 +21,7 @@ def memory(*, is_device: bool = False, ranks: int = 1, available_bytes: int = 0)
         config=small_llama(3, vocab_size=VOCABULARY),
         rooms=rooms if is_device else rooms[:1] * 2,
         max_model_len=16,
-        largest_step=LargestStep(tokens=8, rows=4),
+        largest_step=STEP,
         element_bytes=2,
         ranks=ranks,
     )
@@ -39,6 +40,10 @@ def test_weights_and_tokens_of_each_stage(in_room: int) -> None:
         in_room * 2 * (VOCABULARY * HIDDEN + HALF_LAYER),
         in_room * 2 * (2 * HALF_LAYER + HIDDEN + VOCABULARY // 2 * HIDDEN),
     ]
+    hidden, rows = 8 * HIDDEN // 2 * 2, 4 * 16
+    rings = 4 * hidden + 8 * rows if in_room == 1 else 0
+    steps = [STEP.bytes_of(memory().config, is_last=last, element_bytes=2, ranks=2) for last in (False, True)]
+    assert [stage.step_bytes for stage in shared] == [in_room * (step + rings) for step in steps]
     assert [stage.token_bytes for stage in shared] == [in_room * TOKEN_OF_LAYER // 2, in_room * TOKEN_OF_LAYER]
 
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from oracles.planning_models import small_llama, small_mixture
+from oracles.planning_models import small_llama, small_mixture, weight_bytes
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.model_facts.model_shapes import layer_size
 from stageline_runtime.planning.cut import CutCosts, cut_layers, engine_costs, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
-from stageline_runtime.planning.memory import DraftMemory, GroupMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom, draft_memory
 from stageline_runtime.planning.predict import Workload, predict, ranks_that_do_not_pay, step_seconds
 
 DEVICE = Device(
@@ -21,28 +21,8 @@ DEVICE = Device(
     step_overhead_seconds=0.0,
 )
 HARDWARE = Hardware(devices=(DEVICE,), link=Link(bandwidth_bytes_per_second=1e30, latency_seconds=0.0))
-WHOLE = LayerRange(first=0, last=2)
+LAYERS = LayerRange(first=0, last=3)
 WORKLOAD = Workload(dtype="float32", max_model_len=64, num_sequences=4, context_tokens=10, max_step_tokens=8, ranks=2)
-
-
-@pytest.mark.parametrize(("is_device", "in_room"), [(True, 1), (False, 2)])
-def test_ranks_share_a_host_but_no_device(is_device: bool, in_room: int) -> None:
-    memory = GroupMemory(
-        config=small_llama(3),
-        rooms=(StageRoom(host="a", available_bytes=10**9, is_device=is_device),),
-        max_model_len=64,
-        largest_step=LargestStep(tokens=8, rows=4),
-        element_bytes=4,
-    )
-    ranked = replace(memory, ranks=2)
-    (alone,), (shared,) = (each.stages_by_count([3]) for each in (memory, ranked))
-    assert shared.num_ranks == in_room
-    assert 2 * shared.token_bytes == in_room * alone.token_bytes
-    assert shared.weight_bytes == in_room * weight_bytes(
-        memory.config, WHOLE, is_first=True, is_last=True, element_bytes=4, ranks=2
-    )
-    step = memory.largest_step.bytes_of(memory.config, is_last=True, element_bytes=4, ranks=2)
-    assert shared.needed_bytes(64) == shared.weight_bytes + in_room * step + 64 * shared.token_bytes
 
 
 def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> None:
@@ -55,7 +35,7 @@ def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> N
         ranks=2,
     )
     drafting = replace(memory, draft=small_llama(2))
-    draft = DraftMemory.of(small_llama(2), memory.largest_step, 4)
+    draft = draft_memory(small_llama(2), memory.largest_step, 4)
     (plain,), (with_draft,) = (each.stages_by_count([3]) for each in (memory, drafting))
     assert with_draft.weight_bytes == plain.weight_bytes + draft.weight_bytes
     assert with_draft.step_bytes == max(plain.step_bytes, draft.step_bytes)
@@ -107,9 +87,11 @@ def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
     )
     ranked = replace(memory, experts=4)
     (alone,), (shared,) = (each.stages_by_count([4]) for each in (memory, ranked))
-    assert shared.token_bytes == alone.token_bytes
+    assert (shared.num_ranks, shared.num_caches, shared.token_bytes) == (4, 4, alone.token_bytes)
     assert shared.needed_bytes(64) == shared.fixed_bytes + 4 * 64 * alone.token_bytes
-    assert alone.weight_bytes < shared.weight_bytes < 4 * alone.weight_bytes
+    beside = draft_memory(small_llama(2), memory.largest_step, 2).weight_bytes
+    of_rank = weight_bytes(memory.config, LAYERS, is_first=True, is_last=True, element_bytes=2, experts=4)
+    assert shared.weight_bytes == 4 * (of_rank + beside) < 4 * alone.weight_bytes
     on_devices = replace(ranked, rooms=(StageRoom(host="a", available_bytes=10**12, is_device=True),))
     (on_device,) = on_devices.stages_by_count([4])
     assert 4 * on_device.fixed_bytes == shared.fixed_bytes

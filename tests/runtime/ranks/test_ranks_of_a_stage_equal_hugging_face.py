@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from oracles.family_checks import MAX_TOKENS, PROMPTS, pipeline_tokens
 from oracles.in_process_pipeline import InProcessPipeline, Request
 from oracles.pipeline_checks import hugging_face_tokens
+from oracles.planning_models import weight_bytes
 from oracles.quantized_models import quantize_checkpoint
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.thread_ranks import ThreadRanks, build_ranks, builder_of_ranks
@@ -29,7 +30,6 @@ from stageline_runtime.models.families import device_builder
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import ModelBuilder, StageShape
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
-from stageline_runtime.planning.memory import weight_bytes
 from stageline_runtime.ranks.protocol import RankGroup
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from oracles.planning_models import small_llama
+from oracles.planning_models import small_llama, weight_bytes
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.thread_ranks import ThreadRanks
 from oracles.tiny_models import (
@@ -24,7 +24,7 @@ from stageline_runtime.model_facts.rank_cut import expert_cut
 from stageline_runtime.models.families import build_any_stage_model, device_builder
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import StageShape
-from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import LargestStep
 
 FLOAT32_BYTES = 4
 
@@ -72,19 +72,6 @@ def test_ranks_hold_every_expert_once(tmp_path: Path) -> None:
     assert [list(expert_cut(config, rank, 4).experts) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     with pytest.raises(ValueError, match="rank 4 is not one of 4"):
         expert_cut(config, 4, 4)
-
-
-def test_ranks_of_experts_share_a_host_and_each_has_a_cache(tmp_path: Path) -> None:
-    config = read_model_config(write_tiny_mixtral(tmp_path))
-    room = StageRoom(host="a", available_bytes=10**9)
-    step = LargestStep(tokens=8, rows=4)
-    sizes = {"config": config, "rooms": (room,), "max_model_len": 64, "largest_step": step, "element_bytes": 4}
-    whole, ranked = GroupMemory(**sizes), GroupMemory(**sizes, experts=2)  # type: ignore[arg-type]
-    (alone,), (shared,) = (memory.stages_by_count([4]) for memory in (whole, ranked))
-    assert (shared.num_ranks, shared.num_caches, shared.token_bytes) == (2, 2, alone.token_bytes)
-    assert shared.weight_bytes == 2 * weight_bytes(
-        config, LayerRange(first=0, last=3), is_first=True, is_last=True, element_bytes=4, experts=2
-    )
 
 
 def test_the_largest_step_brings_the_rows_of_all_ranks_to_the_experts(tmp_path: Path) -> None:
