@@ -11,9 +11,9 @@ import torch
 from stageline_runtime.model_facts.layer import Gated, Layer, Norm
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.layers.attention import Attention, Rotary
-from stageline_runtime.models.layers.feed_forward import ExpertLoop, ExpertMixture, FeedForward, RunExperts, linear
+from stageline_runtime.models.layers.feed_forward import ExpertLoop, ExpertMixture, FeedForward, RunExperts
 from stageline_runtime.models.layers.kv_cache import LayerCache
-from stageline_runtime.models.layers.row_modules import RmsNorm, RowOperators
+from stageline_runtime.models.layers.row_modules import Linear, RmsNorm, RowOperators
 from stageline_runtime.models.layers.step_batch import StepTensors
 from stageline_runtime.models.rotary import RotaryTable, rotate
 from stageline_runtime.models.weights.stage_weights import LayerWeights
@@ -68,9 +68,9 @@ class LayerParts:
             return None if described is None else RmsNorm(weights.norm(described), config.rms_norm_eps, kernels)
 
         self._attention_norm = norm(layer.attention_norm)
-        self._qkv = linear(weights.fused(layer.query, layer.key, layer.value))
+        self._qkv = Linear(*weights.fused(layer.query, layer.key, layer.value))
         self._head_norm, self._wide_norms = _query_key_norms(config, weights, kernels)
-        self._output = linear(weights.fused(layer.output))
+        self._output = Linear(*weights.fused(layer.output))
         self._attended_norm = norm(layer.attended_norm)
         self._feed_forward_norm = norm(layer.feed_forward_norm)
         self._feed_forward = _feed_forward(weights, kernels, exchange, run_experts)

@@ -5,14 +5,14 @@ checkpoint has experts stacked or separate changes names only, never values or b
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from stageline_runtime.model_facts.layer import Gated, Layer, Linear, Mixture, Norm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
+class Projection(NamedTuple):
     """A matrix `[out_features, in_features]` and its bias `[out_features]`, if the model has one."""
 
     weight: torch.Tensor

@@ -23,7 +23,6 @@ from stageline_runtime.models.weights.layer_weights import (
     DenseWeights,
     ExpertWeights,
     LayerWeights,
-    Projection,
 )
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "DenseWeights",
     "ExpertWeights",
     "LayerWeights",
-    "Projection",
     "StageWeights",
     "checkpoint_form",
     "stage_tensors",
