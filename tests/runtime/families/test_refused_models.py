@@ -36,7 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"audio_config": {"d_model": 4}}, "config.json has audio_config"),
     ({"is_encoder_decoder": True}, "is_encoder_decoder true is not supported"),
     ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config 'hqq' is not supported"),
-    ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, mistral, mixtral, qwen2"),
+    ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, mistral, mixtral, olmo2"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be at least 1"),
     ({"num_attention_heads": True}, "num_attention_heads must be int, not True"),
