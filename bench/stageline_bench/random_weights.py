@@ -23,7 +23,7 @@ def write_random_weights(directory: Path, fields: Mapping[str, Any], device: "to
     import torch
     from safetensors.torch import save_file
 
-    from stageline_runtime.models.weights.stage_weights import stage_tensor_shapes
+    from stageline_runtime.models.weights.stage_weights import stage_tensors
 
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(dict(fields)), encoding="utf-8")
@@ -32,10 +32,10 @@ def write_random_weights(directory: Path, fields: Mapping[str, Any], device: "to
     generator = torch.Generator(device).manual_seed(0)
     dtype: torch.dtype = getattr(torch, config.dtype)
     tensors = {}
-    for name, shape in stage_tensor_shapes(config, layers, has_embedding=True, has_head=True).items():
+    for name, tensor in stage_tensors(config, layers, has_embedding=True, has_head=True).items():
         # Matrix weights keep the size of their inputs; weights of norms are around 1.
-        drawn = torch.randn(shape, generator=generator, device=device)
-        drawn = drawn / shape[-1] ** 0.5 if len(shape) > 1 else 1 + drawn / 10
+        drawn = torch.randn(tensor.shape, generator=generator, device=device)
+        drawn = drawn / tensor.shape[-1] ** 0.5 if len(tensor.shape) > 1 else 1 + drawn / 10
         tensors[name] = drawn.to(dtype).cpu().contiguous()
     save_file(tensors, str(directory / WEIGHTS), metadata={"format": "pt"})
     return directory

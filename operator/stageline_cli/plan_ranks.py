@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from stageline_api.errors import USAGE_EXIT_CODE, UserError
 from stageline_api.manifests.manifest_loader import refuse
 from stageline_api.resource.pipeline_model import PipelineModel, spec_problems
-from stageline_runtime.model_facts.expert_cut import refuse_experts
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
-from stageline_runtime.model_facts.rank_cut import refuse_ranks
+from stageline_runtime.model_facts.rank_cut import refuse_experts, refuse_ranks
 from stageline_runtime.planning.devices import all_reduce_guess
 
 

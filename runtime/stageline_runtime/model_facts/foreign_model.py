@@ -8,7 +8,7 @@ What shapes a layer's inside means nothing.
 from pathlib import Path
 from typing import Final
 
-from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.hyperparameters import ModelConfig
 from stageline_runtime.model_facts.model_coverage import MeasuredParameters, measure_checkpoint, with_class_defaults
 from stageline_runtime.model_facts.model_fields import (
     Fields,
@@ -59,16 +59,7 @@ def read_foreign_model(model_dir: Path) -> ModelConfig:
         head_dim=positive_or_none(fields, "head_dim") or max(1, hidden_size // num_heads),
         vocab_size=vocab_size,
         context_length=positive_or_none(fields, _name_of(fields, _CONTEXT)) or UNSAID_CONTEXT,
-        rms_norm_eps=1e-6,
-        rope_theta=10_000.0,
-        rope_scaling=None,
         tie_word_embeddings=bool(fields.get("tie_word_embeddings", whole.get("tie_word_embeddings", False))),
-        attention_bias=False,
-        attention_output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
-        attention_windows=(None,) * num_layers,
-        mixture=None,
         dtype=_dtype(whole, fields),
         eos_token_ids=with_end_token(
             end_of_sequence(with_class_defaults(fields if "eos_token_id" in fields else whole), generation),

@@ -1,20 +1,24 @@
-"""What one rank of a stage holds when its ranks share every layer: tensor parallelism, described without torch.
+"""What one rank of a stage holds: its part of every layer (tensor parallelism), or its experts (expert parallelism).
 
-A rank has whole heads: `num_heads / ranks` query heads with the `num_kv_heads / ranks` key and value heads that these
-attend to, and as many columns of the feed-forward block. Query, key, value, gate and up are cut by their outputs, and
-output and down by their inputs, so that the sum over all ranks of what the two latter give is what one rank would give.
-Their biases belong to rank 0, which adds each once. Norms and the embedding are on every rank; the head is cut by
-vocabulary, in parts of `ceil(vocab_size / ranks)` rows, of which the last may be smaller.
+Of `ranks` that share every layer each has whole heads: `num_heads / ranks` query heads with the `num_kv_heads / ranks`
+key and value heads that these attend to, and as many columns of the feed-forward block. The file of a family says how
+each tensor of its layers is cut. The embedding is on every rank; the head is cut by vocabulary, in parts of
+`ceil(vocab_size / ranks)` rows, of which the last may be smaller.
 
-What doesn't divide is refused, and nothing is repeated on several ranks to make it fit.
+Of `expert_ranks`, rank `r` has the experts from `r n / E` up to `(r + 1) n / E` of a layer's `n`, and all else whole.
+It runs tokens of its own through that, and its experts see the tokens of all ranks.
+
+What doesn't divide is refused, and nothing is repeated on several ranks to make it fit. Pure: no torch.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 
-from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
-
-_BY_OUTPUTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-_BY_INPUTS = ("self_attn.o_proj", "mlp.down_proj")
+from stageline_runtime.model_facts.families.registry import layer_of
+from stageline_runtime.model_facts.hyperparameters import ModelConfig
+from stageline_runtime.model_facts.layer import Cut, Tensor
+from stageline_runtime.model_facts.model_fields import UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,59 +35,95 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCut:
-    """The part of a model that rank `rank` of `ranks` holds in its stage's layers and in the head."""
+    """The part of a model that a rank holds; at most one of `ranks` and `expert_ranks` is several."""
 
     whole: ModelConfig
-    rank: int
-    ranks: int
+    rank: int = 0
+    ranks: int = 1
+    """That share every layer."""
+    expert_rank: int = 0
+    expert_ranks: int = 1
+    """That share the experts alone."""
 
     @property
     def part(self) -> ModelConfig:
-        """The config of a model whose layers are this rank's: its heads and columns. Vocabulary and ends stay whole."""
+        """The config of a model whose layers are this rank's: its heads and columns. Vocabulary and ends stay whole, as
+        does the number of experts that a router picks among."""
         return part_of_layers(self.whole, self.ranks)
-
-    @property
-    def vocabulary_width(self) -> int:
-        """Rows of the head on every rank but the last, which may have fewer."""
-        return head_rows(self.whole.vocab_size, self.ranks)
 
     @property
     def vocabulary(self) -> TensorSlice:
         """This rank's rows of the head: the token ids that it gives logits of."""
-        start = self.rank * self.vocabulary_width
-        return TensorSlice(dim=0, start=start, stop=min(start + self.vocabulary_width, self.whole.vocab_size))
+        width = head_rows(self.whole.vocab_size, self.ranks)
+        start = self.rank * width
+        return TensorSlice(dim=0, start=start, stop=min(start + width, self.whole.vocab_size))
 
-    def holds(self, name: str) -> bool:
-        """Whether it reads any of a layer's tensor; `name` is the one within the layer."""
-        return self.rank == 0 or not name.endswith(".bias") or name.removesuffix(".bias") not in _BY_INPUTS
+    @property
+    def experts(self) -> range:
+        """The experts that it holds in each layer that has some; none in a model without."""
+        count = 0 if self.whole.mixture is None else self.whole.mixture.num_experts // self.expert_ranks
+        return range(self.expert_rank * count, (self.expert_rank + 1) * count)
 
-    def slice_of(self, name: str, shape: tuple[int, ...]) -> TensorSlice | None:
-        """Which part of a layer's tensor of whole `shape` it reads; None: all of it."""
-        module, _, kind = name.rpartition(".")
+    def held(self, tensors: Iterable[Tensor]) -> dict[str, TensorSlice | None]:
+        """By name, which part of each tensor the rank reads, None for all of it; without those that it doesn't read."""
+        return {tensor.name: self._slice_of(tensor) for tensor in tensors if self._holds(tensor)}
+
+    def num_elements(self, tensors: Iterable[Tensor]) -> int:
+        """What the rank reads of them."""
+        whole = {tensor.name: tensor for tensor in tensors}
+        parts = self.held(whole.values()).items()
+        return sum(
+            prod(whole[name].shape if part is None else part.shape_of(whole[name].shape)) for name, part in parts
+        )
+
+    def _holds(self, tensor: Tensor) -> bool:
+        if tensor.expert is not None:
+            return tensor.expert in self.experts
+        return self.rank == 0 or tensor.cut is not Cut.FIRST_RANK
+
+    def _slice_of(self, tensor: Tensor) -> TensorSlice | None:
+        if tensor.cut is Cut.BY_EXPERTS:
+            stacked = tensor.expert is None and self.expert_ranks > 1
+            return TensorSlice(dim=0, start=self.experts.start, stop=self.experts.stop) if stacked else None
         if self.ranks == 1:
             return None
-        if module in _BY_OUTPUTS:
-            return self._share(0, shape[0])
-        if module in _BY_INPUTS and kind == "weight":
-            return self._share(1, shape[1])
-        return None
+        match tensor.cut:
+            case Cut.BY_OUTPUTS:
+                return self._share(0, tensor.shape)
+            case Cut.BY_INPUTS:
+                return self._share(1, tensor.shape)
+            case Cut.BY_VOCABULARY:
+                return self.vocabulary
+            case _:
+                return None
 
-    def _share(self, dim: int, size: int) -> TensorSlice:
-        share = size // self.ranks
+    def _share(self, dim: int, shape: tuple[int, ...]) -> TensorSlice:
+        share = shape[dim] // self.ranks
         return TensorSlice(dim=dim, start=self.rank * share, stop=(self.rank + 1) * share)
 
 
 def rank_cut(config: ModelConfig, rank: int, ranks: int) -> RankCut:
-    """The part of rank `rank`.
+    """The part of rank `rank` of those that share every layer.
 
     Raises:
         UnsupportedModelError: the model can't be cut over `ranks` ranks.
         ValueError: there is no such rank.
     """
-    if not 0 <= rank < ranks:
-        raise ValueError(f"rank {rank} is not one of {ranks}")
+    _check_rank(rank, ranks)
     refuse_ranks(config, ranks)
     return RankCut(whole=config, rank=rank, ranks=ranks)
+
+
+def expert_cut(config: ModelConfig, rank: int, ranks: int) -> RankCut:
+    """The part of rank `rank` of those that share the experts alone; raises as `rank_cut`."""
+    _check_rank(rank, ranks)
+    refuse_experts(config, ranks)
+    return RankCut(whole=config, expert_rank=rank, expert_ranks=ranks)
+
+
+def _check_rank(rank: int, ranks: int) -> None:
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank {rank} is not one of {ranks}")
 
 
 def refuse_ranks(config: ModelConfig, ranks: int) -> None:
@@ -104,6 +144,12 @@ def refuse_ranks(config: ModelConfig, ranks: int) -> None:
             f"model_type {config.architecture!r} is a mixture of experts, whose layers are not cut over {ranks} ranks "
             "by tensor parallelism"
         )
+    for tensor in layer_of(config, 0).tensors():
+        if tensor.cut is Cut.INDIVISIBLE:
+            raise UnsupportedModelError(
+                f"model_type {config.architecture!r} can't be cut over {ranks} ranks: every rank would need all of "
+                f"what {tensor.name} is computed from"
+            )
     sizes = {
         "query heads": config.num_heads,
         "key and value heads": config.num_kv_heads,
@@ -115,6 +161,25 @@ def refuse_ranks(config: ModelConfig, ranks: int) -> None:
         raise UnsupportedModelError(f"the model's {' and '.join(wrong)} can't be divided among {ranks} ranks")
     if head_rows(config.vocab_size, ranks) * (ranks - 1) >= config.vocab_size:
         raise UnsupportedModelError(f"a vocabulary of {config.vocab_size} leaves the last of {ranks} ranks no token")
+
+
+def refuse_experts(config: ModelConfig, ranks: int) -> None:
+    """Check that the experts of the model can be cut over `ranks` ranks; raises as `refuse_ranks`."""
+    if ranks == 1:
+        return
+    if config.is_covered:
+        raise UnsupportedModelError(
+            f"model_type {config.architecture!r} runs through Hugging Face's layers, whose experts can't be cut over "
+            f"{ranks} ranks"
+        )
+    if config.mixture is None or not any(config.mixture.sparse_layers):
+        raise UnsupportedModelError(
+            f"model_type {config.architecture!r} has no experts in any layer that could be cut over {ranks} ranks"
+        )
+    if config.mixture.num_experts % ranks:
+        raise UnsupportedModelError(
+            f"the model's {config.mixture.num_experts} experts a layer can't be divided among {ranks} ranks"
+        )
 
 
 def part_of_layers(config: ModelConfig, ranks: int) -> ModelConfig:

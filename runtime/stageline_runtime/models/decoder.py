@@ -1,7 +1,7 @@
-"""The own decoder, cut to one stage: all families of `model_families` as one parameterised implementation, on the CPU
+"""The own decoder, cut to one stage: all families of the registry as one parameterised implementation, on the CPU
 or on a device.
 
-What differs between families (head norms, biases, windows, mixtures of experts, head size, tied head, rotary scaling)
+What differs between families (norms, biases, windows, mixtures of experts, head size, tied head, rotary scaling)
 follows from `ModelConfig` and from which weights are there. Numerics follow Hugging Face's implementation operation by
 operation, so that float32 runs give the same greedy tokens. The residual stream is the only tensor between layers and
 between stages.

@@ -15,13 +15,9 @@ from stageline_api.errors import UserError
 from stageline_api.failures import ExitCode
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import (
-    active_parameters,
-    expert_parameters,
-    mixture_of,
-    read_parameters,
-)
-from stageline_runtime.planning.memory import CutMemory, HostRoom, mebibytes
+from stageline_runtime.model_facts.model_shapes import layer_size
+from stageline_runtime.planning.devices import CPU_CORE, PRESETS, all_reduce_guess
+from stageline_runtime.planning.memory import GroupMemory, HostRoom, mebibytes
 
 SAMPLING_COST_PER_ENTRY = 64.0
 """Multiply-adds of a projection that take as long as one vocabulary entry of one row in sampling. Measured on one EPYC
@@ -30,6 +26,8 @@ take a tenth of it now, rows with a temperature several times as much."""
 
 DECODE_ROWS = 8
 """Rows of the decode step that a cut is made for. Only mixtures depend on it: the more rows, the more experts run."""
+
+_WEIGHT_BYTES = 2
 
 
 class CutError(UserError):
@@ -68,19 +66,37 @@ def estimate_costs(config: ModelConfig, experts: int = 1) -> CutCosts:
     )
 
 
-def costs_of_ranks(costs: CutCosts, ranks: int, exchange_cost: float) -> CutCosts:
-    """Costs of stages whose layers and head are shared by `ranks`; `exchange_cost`, in the units of `costs`, is what
-    each layer adds for exchanges between ranks. The embedding is whole on every rank."""
-    return CutCosts(layer=costs.layer / ranks + exchange_cost, embedding=costs.embedding, head=costs.head / ranks)
+def engine_costs(config: ModelConfig, *, ranks: int = 1, experts: int = 1, on_devices: bool = False) -> CutCosts:
+    """Costs of stages whose layers and head are shared by `ranks`, or whose experts alone by `experts`; one of the two
+    is 1. The embedding is whole on every rank.
+
+    The engine divides layers before any rank has started, so no latency of an exchange is measured yet: it takes the
+    guess for ranks of its kind, as the weights that a rank could read meanwhile. `stageline plan` cuts by the same
+    costs, and shows a faster cut where a measured latency makes one.
+    """
+    costs = estimate_costs(config, experts)
+    seconds = all_reduce_guess(DECODE_ROWS * config.hidden_size, on_devices=on_devices)
+    device = PRESETS["a100-80gb"] if on_devices else CPU_CORE
+    exchange = seconds * device.memory_bandwidth_bytes_per_second / _WEIGHT_BYTES
+    return CutCosts(
+        layer=costs.layer / ranks + _exchanges_a_layer(config, ranks, experts) * exchange,
+        embedding=costs.embedding,
+        head=costs.head / ranks,
+    )
+
+
+def _exchanges_a_layer(config: ModelConfig, ranks: int, experts: int) -> float:
+    """Two in each layer that is shared, or in each mixture; a mean where layers differ."""
+    if ranks > 1:
+        return 2.0
+    mixtures = sum(layer_size(config, layer).num_experts > 0 for layer in range(config.num_layers))
+    return 2.0 * mixtures / config.num_layers if experts > 1 else 0.0
 
 
 def _layer_cost(config: ModelConfig, layer: int, experts: int) -> float:
-    """A token's own projections, and the experts that the step's other rows add to them."""
-    own = active_parameters(config, layer)
-    others = read_parameters(config, layer, DECODE_ROWS) - read_parameters(config, layer, 1)
-    mixture = mixture_of(config, layer)
-    picked = 0 if mixture is None else mixture.experts_per_token * expert_parameters(config, mixture)
-    return own - picked + (picked + others) / experts
+    """A token's own projections, and the experts that any row of the step picks."""
+    size = layer_size(config, layer)
+    return size.matrices + size.read_experts(DECODE_ROWS) / experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +118,7 @@ def cut_layers(
     embedding_cost: float,
     head_cost: float,
     explicit: tuple[LayerRange, ...] | None = None,
-    memory: CutMemory | None = None,
+    memory: GroupMemory | None = None,
 ) -> tuple[LayerRange, ...]:
     """Divide layers `0..num_layers-1` into `stage_count` contiguous ranges of at least one layer each.
 
@@ -120,7 +136,7 @@ def cut_for_devices(
     stage_costs: tuple[CutCosts, ...],
     *,
     explicit: tuple[LayerRange, ...] | None = None,
-    memory: CutMemory | None = None,
+    memory: GroupMemory | None = None,
 ) -> tuple[LayerRange, ...]:
     """`cut_layers` for stages that differ: `stage_costs` are the parts' costs as each stage's own device has them."""
     stage_count = len(stage_costs)
@@ -139,24 +155,18 @@ def cut_for_devices(
     return _ranges(counts)
 
 
-def stage_cost(layers: LayerRange, num_layers: int, costs: CutCosts) -> float:
-    """Cost of the stage that holds `layers` of a model with `num_layers`."""
-    ends = (layers.first == 0) * costs.embedding + (layers.last == num_layers - 1) * costs.head
-    return layers.count * costs.layer + ends
-
-
 def _linear(costs: CutCosts, stage: int, stage_count: int) -> LinearCost:
     fixed = (stage == 0) * costs.embedding + (stage == stage_count - 1) * costs.head
     return LinearCost(fixed=fixed, per_layer=costs.layer)
 
 
-def _no_room(memory: CutMemory, counts: tuple[int, ...]) -> str:
+def _no_room(memory: GroupMemory, counts: tuple[int, ...]) -> str:
     """Why nothing fits: where the cut that would be made without limits lacks memory, and by how much."""
     places = []
-    for stages, missing in memory.shortages(counts):
-        names = ", ".join(str(stage) for stage in stages)
-        usable = mebibytes(memory.usable_bytes_of(stages))
-        places.append(f"stage {names} lacks {mebibytes(missing)} MiB, having {usable} MiB usable")
+    for host in memory.shortages(memory.stages_by_count(counts)):
+        names = ", ".join(str(stage.stage) for stage in host.stages)
+        missing, usable = mebibytes(host.missing_bytes(memory.max_model_len)), mebibytes(host.usable_bytes)
+        places.append(f"stage {names} lacks {missing} MiB, having {usable} MiB usable")
     return (
         f"no cut of the {sum(counts)} layers over {len(counts)} stages fits their memory: with layers divided evenly "
         f"by cost, {'; '.join(places)} (weights, the largest step and a cache of one sequence of maxModelLen "

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.planning.cut import CutCosts, NoRoomError, cut_for_devices, cut_layers
+from stageline_runtime.planning.cut import CutCosts, NoRoomError, cut_for_devices, cut_layers, engine_costs
 from stageline_runtime.planning.devices import Hardware
-from stageline_runtime.planning.memory import CutMemory
+from stageline_runtime.planning.memory import GroupMemory
 from stageline_runtime.planning.predict import (
     Prediction,
     Workload,
-    cut_memory,
+    group_memory,
     predict,
     ranks_that_do_not_pay,
     step_seconds,
 )
-from stageline_runtime.planning.rank_costs import engine_costs
 
 WORTH_WRITING = 1.02
 """How much faster another cut must be predicted before it is shown; below that the prediction knows too little."""
@@ -51,7 +50,7 @@ def plan_group(
     """
     no_room = None
     try:
-        cut = _engine_cut(config, hardware, workload, explicit, cut_memory(config, hardware, workload))
+        cut = _engine_cut(config, hardware, workload, explicit, group_memory(config, hardware, workload))
     except NoRoomError as error:
         no_room = str(error)
         cut = _engine_cut(config, hardware, workload, explicit, None)
@@ -73,7 +72,7 @@ def _engine_cut(
     hardware: Hardware,
     workload: Workload,
     explicit: tuple[LayerRange, ...] | None,
-    memory: CutMemory | None,
+    memory: GroupMemory | None,
 ) -> tuple[LayerRange, ...]:
     """What ranks' exchanges take the engine guesses, whatever was measured."""
     costs = engine_costs(config, ranks=workload.ranks, experts=workload.experts, on_devices=workload.on_devices)
@@ -95,7 +94,7 @@ def _faster_cut(
     rows = prediction.rows_per_step
     costs = tuple(_device_costs(config, hardware, workload, rows, stage) for stage in range(len(hardware.devices)))
     try:
-        cut = cut_for_devices(config.num_layers, costs, memory=cut_memory(config, hardware, workload))
+        cut = cut_for_devices(config.num_layers, costs, memory=group_memory(config, hardware, workload))
     except NoRoomError:
         return None
     other = predict(config, cut, hardware, workload).tokens_per_second

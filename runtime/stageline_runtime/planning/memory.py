@@ -9,10 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
-from stageline_runtime.model_facts.expert_cut import rank_layer_parameters
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import end_parameters
-from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
+from stageline_runtime.model_facts.model_shapes import end_parameters, layer_size
+from stageline_runtime.model_facts.rank_cut import part_of_layers
 
 USABLE_SHARE = 0.9
 """Of a machine's memory. The rest is for those who share it: the engine, the system, files being read."""
@@ -42,6 +41,7 @@ FEEDBACK_WIDTH = 2
 FEEDBACK_ROW_BYTES = 8 * FEEDBACK_WIDTH
 
 _FLOAT32_BYTES = 4
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MEBIBYTE = 1 << 20
 
 
@@ -65,11 +65,6 @@ class HostRoom:
 
     stages: tuple[int, ...]
     most_layers: int
-
-
-def usable_bytes(rooms: Iterable[StageRoom]) -> int:
-    """Bytes that stages of one host may take together, from what each saw there at a moment of its own."""
-    return min(room.usable_bytes for room in rooms)
 
 
 def report_rows(vocab_size: int) -> int:
@@ -136,67 +131,73 @@ def _feed_forward_width(config: ModelConfig, experts: int = 1) -> int:
     return max(experts * (picked + exchanged), 3 * config.intermediate_size)
 
 
-def weight_bytes(
-    config: ModelConfig,
-    layers: LayerRange,
-    *,
-    is_first: bool,
-    is_last: bool,
-    element_bytes: int,
-    ranks: int = 1,
-    experts: int = 1,
-) -> int:
-    """Bytes of the weights of a stage, of one of its `ranks`, or of one of those that its `experts` are cut over, from
-    the config alone."""
-    part = part_of_layers(config, ranks)
-    held = sum(rank_layer_parameters(part, layer, experts) for layer in range(layers.first, layers.last + 1))
-    return element_bytes * (held + rank_end_parameters(config, ranks, is_first=is_first, is_last=is_last))
-
-
-def rank_end_parameters(config: ModelConfig, ranks: int, *, is_first: bool, is_last: bool) -> int:
-    """Elements that one of `ranks` holds for being of an end: the whole embedding, and its rows of the head."""
-    whole = end_parameters(config, is_first=is_first, is_last=is_last)
-    if ranks == 1 or not is_last:
-        return whole
-    return whole - (config.vocab_size - head_rows(config.vocab_size, ranks)) * config.hidden_size
-
-
-def largest_layer_parameters(config: ModelConfig, ranks: int = 1, *, experts: int = 1) -> int:
-    """Weights of the largest layer: what a layer is taken to weigh before it is known which ones a stage gets."""
-    config = part_of_layers(config, ranks)
-    return max(rank_layer_parameters(config, layer, experts) for layer in range(config.num_layers))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftMemory:
-    """What a draft model takes on the last stage, which holds all of it."""
+class StageMemory:
+    """What a stage takes of its room: all of its ranks that share it."""
 
+    stage: int
+    room: StageRoom
     weight_bytes: int
     step_bytes: int
+    """Of the largest step, beside weights and cache."""
     token_bytes: int
     """Keys and values of one token."""
+    num_ranks: int = 1
+    num_caches: int = 1
+    """Of these ranks together, each cache with sequences of its own."""
 
-    @classmethod
-    def of(cls, draft: ModelConfig, step: LargestStep, element_bytes: int) -> "DraftMemory":
-        """By shapes; `step` is the group's largest, whose tokens it catches up with at once."""
-        layers = LayerRange(first=0, last=draft.num_layers - 1)
-        token_bytes = draft.kv_bytes_per_token(draft.num_layers, element_bytes)
-        weights = weight_bytes(draft, layers, is_first=True, is_last=True, element_bytes=element_bytes)
-        taken = step.bytes_of(draft, is_last=True, element_bytes=element_bytes)
-        return cls(weight_bytes=weights, step_bytes=taken, token_bytes=token_bytes)
+    @property
+    def fixed_bytes(self) -> int:
+        """What it takes whatever its cache."""
+        return self.weight_bytes + self.step_bytes
 
-    def of_ranks(self, ranks: int) -> "DraftMemory":
-        """What it takes where each of `ranks` drafts for requests of its own: a token is on one of them alone."""
-        return replace(self, weight_bytes=ranks * self.weight_bytes, step_bytes=ranks * self.step_bytes)
+    def needed_bytes(self, max_model_len: int) -> int:
+        """With the smallest cache: one sequence of `max_model_len` tokens in each."""
+        return self.fixed_bytes + self.num_caches * self.token_bytes * max_model_len
+
+    def with_draft(self, draft: "StageMemory", num_drafting: int = 1) -> "StageMemory":
+        """The same with a draft model on `num_drafting` ranks, which doesn't run with the layers. A token is on one."""
+        return replace(
+            self,
+            weight_bytes=self.weight_bytes + num_drafting * draft.weight_bytes,
+            step_bytes=max(self.step_bytes, num_drafting * draft.step_bytes),
+            token_bytes=self.token_bytes + draft.token_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutMemory:
-    """What a cut must fit: the stages' rooms, in stage order, and the shape of what goes into them.
+class HostMemory:
+    """The stages that share a host or device, and what they may take of it together."""
 
-    Where stages have `ranks`, what is counted by stage is what one of its ranks takes; a device's room is that rank's
-    alone, a host's memory is taken by all of them.
-    """
+    stages: tuple[StageMemory, ...]
+
+    @property
+    def usable_bytes(self) -> int:
+        """From what each stage saw there at a moment of its own."""
+        return min(stage.room.usable_bytes for stage in self.stages)
+
+    @property
+    def cache_tokens(self) -> int:
+        """Capacity of each cache beside weights and the largest steps; below 0 where these alone don't fit."""
+        free = self.usable_bytes - sum(stage.fixed_bytes for stage in self.stages)
+        return free // sum(stage.num_caches * stage.token_bytes for stage in self.stages)
+
+    def missing_bytes(self, max_model_len: int) -> int:
+        """What it lacks for all its stages with the smallest cache; below 0 where there is more."""
+        return sum(stage.needed_bytes(max_model_len) for stage in self.stages) - self.usable_bytes
+
+
+def hosts_of(stages: Iterable[StageMemory]) -> tuple[HostMemory, ...]:
+    """In the order in which stages first name them."""
+    found: dict[str, tuple[StageMemory, ...]] = {}
+    for stage in stages:
+        found[stage.room.host] = (*found.get(stage.room.host, ()), stage)
+    return tuple(HostMemory(stages=each) for each in found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMemory:
+    """The rooms of a group's stages, in stage order, and what goes into them."""
 
     config: ModelConfig
     rooms: tuple[StageRoom, ...]
@@ -206,110 +207,77 @@ class CutMemory:
     draft: ModelConfig | None = None
     """The model that the last stage drafts with."""
     ranks: int = 1
-    """Of each stage. Of those of the last one only the first drafts."""
+    """Of each stage, which share every layer. Of those of the last one only the first drafts."""
     experts: int = 1
-    """Ranks of each stage that its experts are cut over; not with several `ranks`. A sequence is on one of them alone,
-    with all heads; each of the last stage drafts for its own."""
+    """Ranks of each stage that share the experts alone; not with several `ranks`. A sequence is on one of them, with
+    all heads; each of the last stage drafts for its own."""
 
-    def ranks_in_room(self, stage: int) -> int:
-        """How many of the stage's ranks take from its room."""
-        return 1 if self.rooms[stage].is_device else self.ranks * self.experts
+    def stages_of(self, cut: Sequence[LayerRange]) -> tuple[StageMemory, ...]:
+        """What each stage takes with the layers of `cut`."""
+        return tuple(self._stage(stage, layers.count, self._elements(layers)) for stage, layers in enumerate(cut))
 
-    def token_bytes_in_room(self, stage: int, num_layers: int) -> int:
-        """Keys and values of one token, of all ranks that share the stage's room and hold some of them; a draft model's
-        are on one rank alone."""
-        holders = 1 if self.experts > 1 else self.ranks_in_room(stage)
-        draft = self.draft_of(stage)
-        return holders * self._own_token_bytes(num_layers) + (0 if draft is None else draft.token_bytes)
+    def stages_by_count(self, counts: Sequence[int]) -> tuple[StageMemory, ...]:
+        """What each takes with so many layers, whichever they are: where they differ, the largest are counted."""
+        largest = max(self._elements(LayerRange(first=layer, last=layer)) for layer in range(self.config.num_layers))
+        return tuple(self._stage(stage, count, count * largest) for stage, count in enumerate(counts))
 
-    def draft_of(self, stage: int) -> DraftMemory | None:
-        """What the draft model takes on `stage`; None where it holds none."""
-        if self.draft is None or stage != len(self.rooms) - 1:
-            return None
-        return DraftMemory.of(self.draft, self.largest_step, self.element_bytes)
-
-    def weight_bytes(self, stage: int, num_layers: int) -> int:
-        """Weights of `stage` with `num_layers` layers; where layers differ, enough for the largest ones."""
-        draft = self.draft_of(stage)
-        return self._own_weight_bytes(stage, num_layers) + (0 if draft is None else draft.weight_bytes)
-
-    def token_bytes(self, stage: int, num_layers: int) -> int:
-        """Keys and values of one token on `stage` with `num_layers` layers."""
-        draft = self.draft_of(stage)
-        return self._own_token_bytes(num_layers) + (0 if draft is None else draft.token_bytes)
-
-    def step_bytes(self, stage: int) -> int:
-        """What the largest step takes on `stage`: of its layers, or of the draft model, which doesn't run with them."""
-        draft = self.draft_of(stage)
-        return max(self._own_step_bytes(stage), 0 if draft is None else draft.step_bytes)
-
-    def fixed_in_room(self, stage: int, num_layers: int) -> int:
-        """What all ranks that share the stage's room take whatever their cache: weights, and the largest step.
-
-        Of ranks that share layers only the first has the draft model, of those that share experts each.
-        """
-        ranks = self.ranks_in_room(stage)
-        weights, step = ranks * self._own_weight_bytes(stage, num_layers), ranks * self._own_step_bytes(stage)
-        if (draft := self.draft_of(stage)) is not None:
-            beside = draft.of_ranks(min(ranks, self.experts))
-            weights, step = weights + beside.weight_bytes, max(step, beside.step_bytes)
-        return weights + step
-
-    def needed_in_room(self, stage: int, num_layers: int) -> int:
-        """The same, and the smallest cache: `max_model_len` tokens, of each rank that has sequences of its own."""
-        sequences = 1 if self.rooms[stage].is_device else self.experts
-        cache = sequences * self.token_bytes_in_room(stage, num_layers) * self.max_model_len
-        return self.fixed_in_room(stage, num_layers) + cache
-
-    def _own_weight_bytes(self, stage: int, num_layers: int) -> int:
-        """Of one rank, its draft model left out; so with the others."""
-        is_last = stage == len(self.rooms) - 1
-        ends = rank_end_parameters(self.config, self.ranks, is_first=stage == 0, is_last=is_last)
-        layer = largest_layer_parameters(self.config, self.ranks, experts=self.experts)
-        return self.element_bytes * (num_layers * layer + ends)
-
-    def _own_token_bytes(self, num_layers: int) -> int:
-        return part_of_layers(self.config, self.ranks).kv_bytes_per_token(num_layers, self.element_bytes)
-
-    def _own_step_bytes(self, stage: int) -> int:
-        is_last = stage == len(self.rooms) - 1
-        step = self.largest_step
-        layers = step.bytes_of(
-            self.config, is_last=is_last, element_bytes=self.element_bytes, ranks=self.ranks, experts=self.experts
-        )
-        if not self.rooms[stage].is_device:
-            return layers
-        hidden_bytes = step.tokens * self.config.hidden_size // self.ranks * self.element_bytes
-        return layers + link_ring_bytes(hidden_bytes, step.rows, is_first=stage == 0, is_last=is_last)
-
-    def stages_of_hosts(self) -> dict[str, list[int]]:
-        """Stages of each host, hosts in the order in which stages first name them."""
-        stages: dict[str, list[int]] = {}
-        for stage, room in enumerate(self.rooms):
-            stages.setdefault(room.host, []).append(stage)
-        return stages
-
-    def usable_bytes_of(self, stages: Sequence[int]) -> int:
-        return usable_bytes(self.rooms[stage] for stage in stages)
-
-    def shortages(self, counts: Sequence[int]) -> list[tuple[list[int], int]]:
-        """Stages of a host and the bytes they lack there, for each host that can't hold `counts` layers."""
-        lacking = []
-        for stages in self.stages_of_hosts().values():
-            needed = sum(self.needed_in_room(stage, counts[stage]) for stage in stages)
-            missing = needed - self.usable_bytes_of(stages)
-            if missing > 0:
-                lacking.append((stages, missing))
-        return lacking
+    def shortages(self, stages: Sequence[StageMemory]) -> list[HostMemory]:
+        """The hosts that can't hold their stages."""
+        return [host for host in hosts_of(stages) if host.missing_bytes(self.max_model_len) > 0]
 
     def host_rooms(self) -> tuple[HostRoom, ...]:
-        """The same in whole layers, as `partition` counts."""
-        rooms = []
-        layer_bytes = self.needed_in_room(0, 1) - self.needed_in_room(0, 0)
-        for stages in self.stages_of_hosts().values():
-            free = self.usable_bytes_of(stages) - sum(self.needed_in_room(stage, 0) for stage in stages)
-            rooms.append(HostRoom(stages=tuple(stages), most_layers=free // layer_bytes))
-        return tuple(rooms)
+        """The rooms in whole layers, as `partition` counts."""
+        none, one = (self.stages_by_count([count] * len(self.rooms)) for count in (0, 1))
+        layer_bytes = one[0].needed_bytes(self.max_model_len) - none[0].needed_bytes(self.max_model_len)
+        return tuple(
+            HostRoom(
+                stages=tuple(stage.stage for stage in host.stages),
+                most_layers=-host.missing_bytes(self.max_model_len) // layer_bytes,
+            )
+            for host in hosts_of(none)
+        )
+
+    def _elements(self, layers: LayerRange) -> int:
+        """Of `layers`, what one rank holds."""
+        part = part_of_layers(self.config, self.ranks)
+        return sum(layer_size(part, layer).held(self.experts) for layer in range(layers.first, layers.last + 1))
+
+    def _stage(self, stage: int, num_layers: int, elements: int) -> StageMemory:
+        """Of a stage, one rank of which holds so many `elements` of layers."""
+        room, step = self.rooms[stage], self.largest_step
+        is_first, is_last = stage == 0, stage == len(self.rooms) - 1
+        ranks_here = 1 if room.is_device else self.ranks * self.experts
+        ends = end_parameters(self.config, self.ranks, is_first=is_first, is_last=is_last)
+        step_bytes = step.bytes_of(
+            self.config, is_last=is_last, element_bytes=self.element_bytes, ranks=self.ranks, experts=self.experts
+        )
+        if room.is_device:
+            hidden_bytes = step.tokens * self.config.hidden_size // self.ranks * self.element_bytes
+            step_bytes += link_ring_bytes(hidden_bytes, step.rows, is_first=is_first, is_last=is_last)
+        own_token = part_of_layers(self.config, self.ranks).kv_bytes_per_token(num_layers, self.element_bytes)
+        taken = StageMemory(
+            stage=stage,
+            room=room,
+            weight_bytes=ranks_here * self.element_bytes * (elements + ends),
+            step_bytes=ranks_here * step_bytes,
+            # Ranks that share layers hold a token's heads together, of those that share experts one has it.
+            token_bytes=own_token * (1 if self.experts > 1 else ranks_here),
+            num_ranks=ranks_here,
+            num_caches=1 if room.is_device else self.experts,
+        )
+        if self.draft is None or not is_last:
+            return taken
+        return taken.with_draft(draft_memory(self.draft, step, self.element_bytes), taken.num_caches)
+
+
+def draft_memory(draft: ModelConfig, step: LargestStep, element_bytes: int) -> StageMemory:
+    """What a draft model takes on the last stage, which holds all of it.
+
+    `step` is the group's largest, whose tokens it catches up with at once.
+    """
+    nowhere = StageRoom(host="", available_bytes=0)
+    alone = GroupMemory(config=draft, rooms=(nowhere,), max_model_len=0, largest_step=step, element_bytes=element_bytes)
+    return alone.stages_of([LayerRange(first=0, last=draft.num_layers - 1)])[0]
 
 
 def mebibytes(size_bytes: int) -> int:

@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.model_shapes import (
-    active_parameters,
-    expert_parameters,
-    layer_parameters,
-    mixture_of,
-    read_parameters,
-)
+from stageline_runtime.model_facts.model_shapes import end_parameters, layer_size
 from stageline_runtime.model_facts.rank_cut import head_rows, part_of_layers
 from stageline_runtime.planning.devices import Device, Hardware, Link
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, rank_end_parameters
-
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+from stageline_runtime.planning.memory import (
+    ELEMENT_BYTES,
+    GroupMemory,
+    HostMemory,
+    LargestStep,
+    StageRoom,
+    hosts_of,
+)
 
 _LOGIT_BYTES = 4
 _TOKEN_BYTES = 8
@@ -50,11 +49,6 @@ class Workload:
     @property
     def stage_ranks(self) -> int:
         return self.ranks * self.experts
-
-    @property
-    def cache_pools(self) -> int:
-        """Caches of a stage, each of which holds sequences of its own."""
-        return self.experts if self.on_devices else 1
 
     @property
     def element_bytes(self) -> int:
@@ -99,7 +93,7 @@ class Prediction:
     """None when a stage can't hold its part."""
 
 
-def cut_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> CutMemory:
+def group_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> GroupMemory:
     """The devices' memory as the cut and the cache are held against it; a device without a host is its own."""
     rooms = tuple(
         StageRoom(
@@ -109,7 +103,7 @@ def cut_memory(config: ModelConfig, hardware: Hardware, workload: Workload) -> C
         )
         for stage, device in enumerate(hardware.devices)
     )
-    return CutMemory(
+    return GroupMemory(
         config=config,
         rooms=rooms,
         max_model_len=workload.max_model_len,
@@ -132,9 +126,8 @@ def predict(config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware
     stages that is L / (P * t + L), and for L = 0 it is 1 - mean(t) / max(t).
     """
     stage_count = len(cut)
-    memory = cut_memory(config, hardware, workload)
-    capacities = _capacities(memory, cut)
-    admitted = 0 if memory.shortages([each.count for each in cut]) else _admitted(capacities, workload)
+    hosts = hosts_of(group_memory(config, hardware, workload).stages_of(cut))
+    admitted = _admitted(hosts, workload)
     rows = -(-(admitted or workload.num_sequences) // stage_count)
     times = [
         step_seconds(config, layers, device, workload, rows, is_first=stage == 0, is_last=stage == stage_count - 1)
@@ -146,7 +139,7 @@ def predict(config: ModelConfig, cut: tuple[LayerRange, ...], hardware: Hardware
     round_seconds = max(busy_cohorts * slowest, total + loop)
     bubbles = [1.0 - busy_cohorts * time / round_seconds for time in times]
     return Prediction(
-        stages=_stages(memory, cut, hardware, [workload.cache_pools * each for each in capacities], times, bubbles),
+        stages=_stages(hosts, cut, hardware, workload, times, bubbles),
         admitted_sequences=admitted,
         rows_per_step=rows,
         loop_seconds=loop,
@@ -177,43 +170,22 @@ def step_seconds(
     Of several ranks it is the time of each, and of its exchanges: one that shares each layer has its part of layers and
     head, one that shares experts its part of the rows, and of the experts' work for all rows, taken to be even.
     """
-    vocab_rows, ends = (
-        head_rows(config.vocab_size, workload.ranks),
-        rank_end_parameters(config, workload.ranks, is_first=False, is_last=is_last),
-    )
     config = part_of_layers(config, workload.ranks)
-    own = -(-rows // workload.experts)
-    work = [_layer_work(config, layer, rows, workload.experts) for layer in range(layers.first, layers.last + 1)]
-    read = workload.element_bytes * (sum(each.read for each in work) + ends + is_first * own * config.hidden_size)
+    vocab_rows = head_rows(config.vocab_size, workload.ranks)
+    ends = end_parameters(config, workload.ranks, is_first=False, is_last=is_last)
+    experts = workload.experts
+    own = -(-rows // experts)
+    sizes = [layer_size(config, layer) for layer in range(layers.first, layers.last + 1)]
+    weights = sum(size.plain + size.read_experts(rows) / experts for size in sizes)
+    read = workload.element_bytes * (weights + ends + is_first * own * config.hidden_size)
     read += own * workload.context_tokens * config.kv_bytes_per_token(layers.count, workload.element_bytes)
     read += is_last * 2 * own * config.vocab_size * _LOGIT_BYTES
     attention = 4 * workload.context_tokens * config.num_heads * config.head_dim * layers.count
-    operations = 2 * sum(each.multiply_adds for each in work)
+    operations = 2 * sum(own * size.matrices + rows * size.picked * size.expert / experts for size in sizes)
     operations += own * (2 * is_last * vocab_rows * config.hidden_size + attention)
     rate = device.flops_per_second.float32 if workload.dtype == "float32" else device.flops_per_second.bfloat16
     roofline = max(read / device.memory_bandwidth_bytes_per_second, operations / rate)
     return roofline + exchange_seconds(config, layers, workload) + device.step_overhead_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _LayerWork:
-    """What one rank does in a layer for a step of all ranks' rows."""
-
-    read: float
-    """Elements of weights."""
-    multiply_adds: float
-
-
-def _layer_work(config: ModelConfig, layer: int, rows: int, experts: int) -> _LayerWork:
-    """Of `experts` ranks that share a mixture: its own rows through all else, all rows through its experts."""
-    own = -(-rows // experts)
-    read, matrices = read_parameters(config, layer, rows), active_parameters(config, layer)
-    mixture = mixture_of(config, layer)
-    if mixture is None:
-        return _LayerWork(read, own * matrices)
-    expert = expert_parameters(config, mixture)
-    whole, picked = layer_parameters(config, layer) - mixture.num_experts * expert, mixture.experts_per_token * expert
-    return _LayerWork(whole + (read - whole) / experts, own * (matrices - picked) + rows * picked / experts)
 
 
 def exchange_seconds(config: ModelConfig, layers: LayerRange, workload: Workload) -> float:
@@ -221,7 +193,7 @@ def exchange_seconds(config: ModelConfig, layers: LayerRange, workload: Workload
     if workload.stage_ranks == 1:
         return 0.0
     here = range(layers.first, layers.last + 1)
-    exchanging = sum(workload.ranks > 1 or mixture_of(config, layer) is not None for layer in here)
+    exchanging = sum(workload.ranks > 1 or layer_size(config, layer).num_experts > 0 for layer in here)
     return 2 * exchanging * workload.all_reduce_seconds
 
 
@@ -270,44 +242,35 @@ def loop_seconds(config: ModelConfig, link: Link, element_bytes: int, rows: int,
     return (stage_count - 1) * hop + feedback
 
 
-def _capacities(memory: CutMemory, cut: tuple[LayerRange, ...]) -> list[int]:
-    """Tokens that a pool of the cache holds, by stage."""
-    capacities = [0] * len(cut)
-    for stages in memory.stages_of_hosts().values():
-        per_token = sum(memory.token_bytes_in_room(stage, cut[stage].count) for stage in stages)
-        fixed = sum(memory.fixed_in_room(stage, cut[stage].count) for stage in stages)
-        free = memory.usable_bytes_of(stages) - fixed
-        for stage in stages:
-            capacities[stage] = max(0, free // per_token)
-    return capacities
-
-
-def _admitted(capacities: list[int], workload: Workload) -> int:
-    """Sequences at once, as the engine sizes its cache, where one of `max_model_len` has room."""
-    return min(workload.num_sequences, workload.cache_pools * (min(capacities) // workload.context_tokens))
+def _admitted(hosts: tuple[HostMemory, ...], workload: Workload) -> int:
+    """Sequences at once, as the engine sizes its cache, where one of `max_model_len` has room in each cache."""
+    if any(host.missing_bytes(workload.max_model_len) > 0 for host in hosts):
+        return 0
+    of_each = min(host.cache_tokens for host in hosts) // workload.context_tokens
+    return min(workload.num_sequences, workload.experts * of_each)
 
 
 def _stages(
-    memory: CutMemory,
+    hosts: tuple[HostMemory, ...],
     cut: tuple[LayerRange, ...],
     hardware: Hardware,
-    capacities: list[int],
+    workload: Workload,
     times: list[float],
     bubbles: list[float],
 ) -> tuple[StagePrediction, ...]:
-    missing = {stage: lacking for stages, lacking in memory.shortages([one.count for one in cut]) for stage in stages}
-    usable = {stage: memory.usable_bytes_of(stages) for stages in memory.stages_of_hosts().values() for stage in stages}
+    placed = {stage.stage: (stage, host) for host in hosts for stage in host.stages}
     return tuple(
         StagePrediction(
-            stage=stage,
-            device=hardware.devices[stage].name,
+            stage=index,
+            device=hardware.devices[index].name,
             layers=layers,
-            weight_bytes=memory.weight_bytes(stage, layers.count),
-            usable_bytes=usable[stage],
-            missing_bytes=missing.get(stage, 0),
-            kv_capacity_tokens=capacities[stage],
-            step_seconds=times[stage],
-            bubble=bubbles[stage],
+            weight_bytes=stage.weight_bytes // stage.num_ranks,
+            usable_bytes=host.usable_bytes,
+            missing_bytes=max(0, host.missing_bytes(workload.max_model_len)),
+            kv_capacity_tokens=workload.experts * max(0, host.cache_tokens),
+            step_seconds=times[index],
+            bubble=bubbles[index],
         )
-        for stage, layers in enumerate(cut)
+        for index, layers in enumerate(cut)
+        for stage, host in [placed[index]]
     )

@@ -9,9 +9,8 @@ another row gives; only products of another number of rows may round otherwise, 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stageline_runtime.model_facts.expert_cut import ExpertCut, expert_cut
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
-from stageline_runtime.model_facts.rank_cut import RankCut, rank_cut
+from stageline_runtime.model_facts.rank_cut import RankCut, expert_cut, rank_cut
 from stageline_runtime.ranks.expert_exchange import ExpertExchange, expert_exchange
 from stageline_runtime.ranks.layer_sums import LayerSums, layer_sums
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
@@ -54,7 +53,7 @@ class StageRanks:
         """Whether this rank samples, where its stage is the last one: one of those that compute the same rows."""
         return self.tensor.rank == 0
 
-    def cut(self, config: ModelConfig) -> RankCut | ExpertCut:
+    def cut(self, config: ModelConfig) -> RankCut:
         """What this rank holds of a model.
 
         Raises:

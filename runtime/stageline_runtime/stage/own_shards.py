@@ -15,7 +15,7 @@ from stageline_api.resource.serving.model_source import HubSource, parse_source
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.protocol import StageShape
 from stageline_runtime.models.weights.checkpoint import files_of_tensors
-from stageline_runtime.models.weights.stage_weights import checkpoint_form, stage_tensor_shapes
+from stageline_runtime.models.weights.stage_weights import checkpoint_form, stage_tensors
 from stageline_runtime.planning.memory import mebibytes
 from stageline_runtime.prepare.cache import missing_shards
 from stageline_runtime.stage.telemetry.progress import StageProgress
@@ -59,7 +59,7 @@ def _own_tensors(model_dir: Path, config: ModelConfig, shape: StageShape) -> Col
 
         return held_tensors(model_dir, shape.layers, is_first=shape.is_first, is_last=shape.is_last)
     form = checkpoint_form(model_dir)
-    return stage_tensor_shapes(config, shape.layers, form, has_embedding=shape.is_first, has_head=shape.is_last)
+    return stage_tensors(config, shape.layers, form, has_embedding=shape.is_first, has_head=shape.is_last)
 
 
 class LoadReporter:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oracles.planning_models import small_llama, small_mixture
+from oracles.planning_models import small_llama, small_mixture, weight_bytes
 from processes.played_stage import hello
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig, SpeculativeConfig
@@ -16,7 +16,7 @@ from stageline_runtime.engine.group.welcome import DraftModel, size_loaded_cache
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.messages import GraphMode, Hello, Measured, Welcome
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
-from stageline_runtime.planning.memory import USABLE_DEVICE_SHARE, DraftMemory, LargestStep, weight_bytes
+from stageline_runtime.planning.memory import USABLE_DEVICE_SHARE, LargestStep, draft_memory
 from stageline_runtime.termination import RuntimeFailure
 
 MAX_MODEL_LEN = 256
@@ -71,7 +71,7 @@ def refusal_of(model: ModelConfig, draft: ModelConfig = DRAFT, **config: Any) ->
 def test_a_device_has_to_hold_both_models() -> None:
     model, step = small_llama(4), LargestStep.of(contract().config, on_gpus=True)
     whole = LayerRange(first=0, last=3)
-    beside = DraftMemory.of(DRAFT, step, 2)
+    beside = draft_memory(DRAFT, step, 2)
     held = weight_bytes(model, whole, is_first=True, is_last=True, element_bytes=2) + beside.weight_bytes
     largest = max(step.bytes_of(model, is_last=True, element_bytes=2), beside.step_bytes)
     tokens = MAX_MODEL_LEN * (model.kv_bytes_per_token(4, 2) + beside.token_bytes)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oracles.planning_models import small_llama, small_mixture
+from oracles.planning_models import small_llama, small_mixture, weight_bytes
 from processes.played_stage import hello
 from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
@@ -15,13 +15,7 @@ from stageline_runtime.engine.group.stage_ranks import check_devices_of_ranks, m
 from stageline_runtime.engine.group.welcome import DraftModel, choose_transport, welcome_stages
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.messages import GraphMode, Hello, Measured, Place, TransportKind, Welcome
-from stageline_runtime.planning.memory import (
-    USABLE_DEVICE_SHARE,
-    USABLE_SHARE,
-    DraftMemory,
-    LargestStep,
-    weight_bytes,
-)
+from stageline_runtime.planning.memory import USABLE_DEVICE_SHARE, USABLE_SHARE, LargestStep, draft_memory
 from stageline_runtime.termination import RuntimeFailure
 
 STEP = LargestStep(tokens=64, rows=4)
@@ -71,7 +65,7 @@ def needed_bytes(model: ModelConfig, tokens: int, draft: ModelConfig | None, exp
     step = STEP.bytes_of(model, is_last=True, element_bytes=2, experts=experts)
     token = model.kv_bytes_per_token(model.num_layers, 2)
     if draft is not None:
-        beside = DraftMemory.of(draft, STEP, 2)
+        beside = draft_memory(draft, STEP, 2)
         held, step, token = held + beside.weight_bytes, max(step, beside.step_bytes), token + beside.token_bytes
     return experts * (held + step + tokens * token)
 
@@ -106,7 +100,7 @@ def test_ranks_that_share_layers_hold_a_sequence_together(draft: ModelConfig | N
     step = 2 * STEP.bytes_of(model, is_last=True, element_bytes=2, ranks=2)
     token = model.kv_bytes_per_token(4, 2)
     if draft is not None:
-        beside = DraftMemory.of(draft, STEP, 2)
+        beside = draft_memory(draft, STEP, 2)
         held, step, token = held + beside.weight_bytes, max(step, beside.step_bytes), token + beside.token_bytes
     enough = with_memory(int((held + step + 256 * token) / USABLE_SHARE) + 2)
     assert welcomed(model, enough, draft, tensor=2, max_model_len=256).stages_on_host == 2

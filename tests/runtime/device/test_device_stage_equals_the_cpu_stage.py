@@ -14,6 +14,7 @@ from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.tiny_models import (
     write_tiny_llama,
     write_tiny_mistral,
+    write_tiny_olmo2,
     write_tiny_qwen2,
     write_tiny_qwen2_moe,
     write_tiny_qwen3,
@@ -32,6 +33,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "qwen2": write_tiny_qwen2,
     "qwen3": write_tiny_qwen3,
     "mistral, window 5": lambda path: write_tiny_mistral(path, sliding_window=5),
+    "olmo2": write_tiny_olmo2,
     "qwen2_moe": write_tiny_qwen2_moe,
     "qwen3_moe": write_tiny_qwen3_moe,
 }

@@ -4,28 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from stageline_api.runtime_config import LayerRange
-from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
-from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
+from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, size_cache
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
-from stageline_runtime.planning.memory import DraftMemory, StageRoom
+from stageline_runtime.planning.memory import StageMemory, StageRoom
 
 MIB = 1 << 20
-CONFIG: ModelConfig = model_config_from_dict(
-    {
-        "model_type": "llama",
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "vocab_size": 4096,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-    },
-    {},
-)
-# One token takes 2 (keys, values) * 4 heads * 64 * 2 bytes = 1 KiB per layer; 1024 tokens of one layer take 1 MiB.
+TOKEN_OF_LAYER = 1024
+"""Keys and values of one token in one layer: 1024 tokens of one layer take 1 MiB."""
 
 
 def stage(
@@ -34,14 +19,14 @@ def stage(
     return StageMemory(
         stage=index,
         room=StageRoom(host=host, available_bytes=int(available_mib * MIB)),
-        layers=LayerRange(first=0, last=num_layers - 1),
         weight_bytes=weights_mib * MIB,
         step_bytes=step_mib * MIB,
+        token_bytes=num_layers * TOKEN_OF_LAYER,
     )
 
 
 def sized(*stages: StageMemory, max_num_seqs: int = 16) -> CacheSize:
-    return size_cache(stages, CONFIG, max_num_seqs=max_num_seqs, max_model_len=1024, element_bytes=2)
+    return size_cache(stages, max_num_seqs=max_num_seqs, max_model_len=1024)
 
 
 def usable(mib: float) -> float:
@@ -49,7 +34,7 @@ def usable(mib: float) -> float:
     return (mib + 0.01) / 0.9
 
 
-DRAFT = DraftMemory(weight_bytes=6 * MIB, step_bytes=3 * MIB, token_bytes=1024)
+DRAFT = stage(0, "a", 0, 1, 6, 3)
 """As one more layer."""
 
 
@@ -98,7 +83,7 @@ def test_ranks_with_a_device_each_hold_as_much_more_together() -> None:
     def on_devices(mib: float, num_ranks: int) -> CacheSize:
         room = StageRoom(host="gpu", available_bytes=int((mib + 10.01) / 0.97 * MIB), is_device=True)
         stages = (replace(stage(0, "gpu", 0, 8, 10), room=room),)
-        return size_cache(stages, CONFIG, max_num_seqs=16, max_model_len=1024, element_bytes=2, num_ranks=num_ranks)
+        return size_cache(stages, max_num_seqs=16, max_model_len=1024, num_ranks=num_ranks)
 
     plenty = on_devices(160, 2)
     assert (plenty.num_ranks, plenty.num_blocks, plenty.holds_all) == (2, 8 * 64, True)
@@ -110,8 +95,9 @@ def test_ranks_with_a_device_each_hold_as_much_more_together() -> None:
 
 def test_ranks_on_a_host_beside_others_on_devices_take_the_blocks_of_all_from_its_memory() -> None:
     room = StageRoom(host="gpu", available_bytes=10**12, is_device=True)
-    stages = (replace(stage(0, "gpu", 0, 4, 10), room=room), stage(1, "b", usable(10 + 2 * 12), 4, 10))
-    size = size_cache(stages, CONFIG, max_num_seqs=16, max_model_len=1024, element_bytes=2, num_ranks=2)
+    on_host = replace(stage(1, "b", usable(10 + 2 * 12), 4, 10), num_caches=2)
+    stages = (replace(stage(0, "gpu", 0, 4, 10), room=room), on_host)
+    size = size_cache(stages, max_num_seqs=16, max_model_len=1024, num_ranks=2)
     assert (size.num_blocks, size.num_tokens) == (3 * 64, 6 * 1024)
 
 
@@ -122,19 +108,17 @@ def test_there_are_as_many_sequences_as_were_asked_for() -> None:
 
 def test_one_sequence_of_the_longest_context_is_enough_however_many_stages_there_are() -> None:
     """80 layers of a 70B over eight devices of 40 GB, in bfloat16: room for 350,000 tokens, and 128k are asked for."""
-    sizes = {"num_layers": 80, "num_heads": 64, "num_kv_heads": 8, "head_dim": 128, "hidden_size": 8192}
-    config = replace(CONFIG, **sizes)  # type: ignore[arg-type]
     stages = tuple(
         StageMemory(
             stage=index,
             room=StageRoom(host=str(index), available_bytes=40_000_000_000, is_device=True),
-            layers=LayerRange(first=10 * index, last=10 * index + 9),
             weight_bytes=18_000_000_000,
             step_bytes=1_000_000_000,
+            token_bytes=2 * 10 * 8 * 128 * 2,
         )
         for index in range(8)
     )
-    size = size_cache(stages, config, max_num_seqs=16, max_model_len=131_072, element_bytes=2)
+    size = size_cache(stages, max_num_seqs=16, max_model_len=131_072)
     assert size.slot_tokens == 131_072
     assert 131_072 <= size.num_blocks * BLOCK_TOKENS < 8 * 131_072, "less than one for each cohort"
 

@@ -18,7 +18,7 @@ COMMON: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 MIXTURE = {"num_experts_per_tok": 2, "num_local_experts": 4, "moe_intermediate_size": 32}
-FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "olmo2")
+FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3_moe", "granite")
 FIELDS = (
     *COMMON,
     *MIXTURE,

@@ -13,7 +13,6 @@ from oracles.tiny_models import (
     write_tiny_granite,
     write_tiny_llama,
     write_tiny_mistral,
-    write_tiny_olmo2,
     write_tiny_phi3,
     write_tiny_qwen2,
     write_tiny_qwen3,
@@ -27,7 +26,6 @@ COVERED: dict[str, Writer] = {
     "gemma2": write_tiny_gemma2,
     "gemma3_text": write_tiny_gemma3,
     "granite": write_tiny_granite,
-    "olmo2": write_tiny_olmo2,
     "phi3": write_tiny_phi3,
 }
 BOTH_WAYS: dict[str, Writer] = {

@@ -10,6 +10,7 @@ from oracles.tiny_models import (
     write_tiny_llama,
     write_tiny_mistral,
     write_tiny_mixtral,
+    write_tiny_olmo2,
     write_tiny_qwen2,
     write_tiny_qwen2_moe,
     write_tiny_qwen3,
@@ -58,6 +59,11 @@ MODELS: dict[str, tuple[str, Writer]] = {
         "qwen3_moe",
         lambda path: write_tiny_qwen3_moe(path, stacked=True, num_experts_per_tok=1),
     ),
+    "olmo2": ("olmo2", write_tiny_olmo2),
+    "olmo2, biases, as many heads of keys": (
+        "olmo2",
+        lambda path: write_tiny_olmo2(path, attention_bias=True, num_key_value_heads=4),
+    ),
     "mixtral": ("mixtral", write_tiny_mixtral),
     "mixtral, stacked, windows": ("mixtral", lambda path: write_tiny_mixtral(path, stacked=True, sliding_window=9)),
 }
@@ -70,6 +76,7 @@ USUAL = (
     "qwen2_moe, dense and sparse layers, windows",
     "qwen3_moe, dense and sparse layers",
     "mixtral",
+    "olmo2",
 )
 
 

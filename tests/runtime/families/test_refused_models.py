@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from oracles.tiny_models import write_tiny_mixtral, write_tiny_olmo2
+from oracles.tiny_models import write_tiny_granite, write_tiny_mixtral
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts import model_coverage
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, model_config_from_dict, read_model_config
@@ -28,7 +28,7 @@ LLAMA: dict[str, Any] = {
 }
 MIXTURE = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 4}
 QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 4}
-OLMO2 = {"model_type": "olmo2"}
+GRANITE = {"model_type": "granite"}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"vision_config": {}}, "config.json has vision_config: models with other inputs than text are not supported yet"),
@@ -36,7 +36,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"audio_config": {"d_model": 4}}, "config.json has audio_config"),
     ({"is_encoder_decoder": True}, "is_encoder_decoder true is not supported"),
     ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config 'hqq' is not supported"),
-    ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, mistral, mixtral, qwen2"),
+    ({"model_type": "mamba"}, "model_type 'mamba' is not supported; supported: llama, mistral, mixtral, olmo2"),
     ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be at least 1"),
     ({"num_attention_heads": True}, "num_attention_heads must be int, not True"),
@@ -52,13 +52,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (QWEN2 | {"use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0; it must be at least 1"),
     (MIXTURE | {"num_experts_per_tok": 5}, "num_experts_per_tok 5 is above num_local_experts 4"),
     (MIXTURE | {"num_local_experts": "4"}, "num_local_experts must be int, not '4'"),
-    (OLMO2 | {"num_experts": 8}, "num_experts 8 of model_type 'olmo2' is not supported: mixtures of experts"),
-    (OLMO2 | {"kv_lora_rank": 512}, "kv_lora_rank 512 of model_type 'olmo2' is not supported: compressed keys"),
-    (OLMO2 | {"num_kv_shared_layers": 2}, "num_kv_shared_layers 2 of model_type 'olmo2' is not supported"),
-    (OLMO2 | {"layer_types": ["linear_attention"]}, "layer_types 'linear_attention' is not supported"),
-    (OLMO2 | {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not supported"),
+    (GRANITE | {"num_experts": 8}, "num_experts 8 of model_type 'granite' is not supported: mixtures of experts"),
+    (GRANITE | {"kv_lora_rank": 512}, "kv_lora_rank 512 of model_type 'granite' is not supported: compressed keys"),
+    (GRANITE | {"num_kv_shared_layers": 2}, "num_kv_shared_layers 2 of model_type 'granite' is not supported"),
+    (GRANITE | {"layer_types": ["linear_attention"]}, "layer_types 'linear_attention' is not supported"),
+    (GRANITE | {"rope_parameters": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not supported"),
     (
-        OLMO2 | {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
+        GRANITE | {"rope_parameters": {"full_attention": {"rope_type": "longrope"}}},
         "rope_type 'longrope' is not supported; supported: default, linear, llama3, yarn",
     ),
 ]
@@ -88,7 +88,7 @@ def test_a_covered_model_names_the_extra_it_needs(
 
     monkeypatch.setattr(metadata, "version", version)
     with pytest.raises(UnsupportedModelError) as refusal:
-        model_config_from_dict(LLAMA | OLMO2, {})
+        model_config_from_dict(LLAMA | GRANITE, {})
     assert sentence in str(refusal.value)
     assert "install stageline[coverage]" in str(refusal.value)
 
@@ -129,9 +129,9 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
 
 
 def test_a_covered_models_missing_tensor_is_named(tmp_path: Path) -> None:
-    model_dir = write_tiny_olmo2(tmp_path)
-    remove_tensor(model_dir, "model.layers.1.self_attn.q_norm.weight")
-    with pytest.raises(WeightsError, match=r"tensor model\.layers\.1\.self_attn\.q_norm\.weight is missing"):
+    model_dir = write_tiny_granite(tmp_path)
+    remove_tensor(model_dir, "model.layers.1.self_attn.q_proj.weight")
+    with pytest.raises(WeightsError, match=r"tensor model\.layers\.1\.self_attn\.q_proj\.weight is missing"):
         build(model_dir)
 
 

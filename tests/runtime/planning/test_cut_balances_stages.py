@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracles.planning_models import small_mixture
+from oracles.planning_models import small_mixture, stage_cost
 from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import model_config_from_dict
-from stageline_runtime.planning.cut import CutCosts, CutError, cut_layers, estimate_costs, stage_cost
+from stageline_runtime.planning.cut import CutCosts, CutError, cut_layers, estimate_costs
 from stageline_runtime.planning.devices import hardware_from_preset
 from stageline_runtime.planning.predict import Workload, step_seconds
 

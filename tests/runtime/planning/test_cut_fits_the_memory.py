@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracles.planning_models import llama_70b_class, small_llama
+from oracles.planning_models import llama_70b_class, small_llama, stage_cost, weight_bytes
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.engine.scheduling.cache_sizing import MemoryShortageError, StageMemory, size_cache
+from stageline_runtime.engine.scheduling.cache_sizing import MemoryShortageError, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.planning.cut import (
     CutCosts,
@@ -17,16 +17,8 @@ from stageline_runtime.planning.cut import (
     cut_for_devices,
     cut_layers,
     estimate_costs,
-    stage_cost,
 )
-from stageline_runtime.planning.memory import (
-    USABLE_SHARE,
-    CutMemory,
-    LargestStep,
-    StageRoom,
-    link_ring_bytes,
-    weight_bytes,
-)
+from stageline_runtime.planning.memory import USABLE_SHARE, GroupMemory, LargestStep, StageRoom, link_ring_bytes
 
 GIBIBYTE = 1 << 30
 STEP = LargestStep(tokens=3, rows=2)
@@ -34,9 +26,9 @@ STEP = LargestStep(tokens=3, rows=2)
 costs_of_parts = st.builds(CutCosts, layer=st.floats(0.01, 100), embedding=st.floats(0, 300), head=st.floats(0, 1000))
 
 
-def memory_of(config: ModelConfig, hosts: str, available_bytes: list[int], max_model_len: int = 16) -> CutMemory:
+def memory_of(config: ModelConfig, hosts: str, available_bytes: list[int], max_model_len: int = 16) -> GroupMemory:
     rooms = tuple(StageRoom(host=host, available_bytes=free) for host, free in zip(hosts, available_bytes, strict=True))
-    return CutMemory(config=config, rooms=rooms, max_model_len=max_model_len, largest_step=STEP, element_bytes=4)
+    return GroupMemory(config=config, rooms=rooms, max_model_len=max_model_len, largest_step=STEP, element_bytes=4)
 
 
 def all_cuts(num_layers: int, stage_count: int) -> list[tuple[LayerRange, ...]]:
@@ -46,22 +38,10 @@ def all_cuts(num_layers: int, stage_count: int) -> list[tuple[LayerRange, ...]]:
     ]
 
 
-def can_be_served(cut: tuple[LayerRange, ...], memory: CutMemory) -> bool:
+def can_be_served(cut: tuple[LayerRange, ...], memory: GroupMemory) -> bool:
     """Whether the engine's own cache sizing finds room for one sequence."""
-    stages = tuple(
-        StageMemory(
-            stage=stage,
-            room=room,
-            layers=layers,
-            weight_bytes=weight_bytes(
-                memory.config, layers, is_first=stage == 0, is_last=stage == len(cut) - 1, element_bytes=4
-            ),
-            step_bytes=STEP.bytes_of(memory.config, is_last=stage == len(cut) - 1, element_bytes=4),
-        )
-        for stage, (room, layers) in enumerate(zip(memory.rooms, cut, strict=True))
-    )
     try:
-        size_cache(stages, memory.config, max_num_seqs=1, max_model_len=memory.max_model_len, element_bytes=4)
+        size_cache(memory.stages_of(cut), max_num_seqs=1, max_model_len=memory.max_model_len)
     except MemoryShortageError:
         return False
     return True
@@ -134,7 +114,7 @@ def test_cuts_of_a_70b_class_model(hosts: str, gibibytes: list[int], counts: lis
         for host, size in zip(hosts, gibibytes, strict=True)
     )
     step = LargestStep(tokens=2048, rows=64)
-    memory = CutMemory(config=config, rooms=rooms, max_model_len=8192, largest_step=step, element_bytes=2)
+    memory = GroupMemory(config=config, rooms=rooms, max_model_len=8192, largest_step=step, element_bytes=2)
 
     def cut() -> list[int]:
         ranges = cut_layers(
@@ -166,7 +146,8 @@ def test_a_device_has_rings_beside_its_step_and_a_host_has_none() -> None:
     config = small_llama(4)
     on_host = memory_of(config, "abc", [GIBIBYTE] * 3)
     on_device = replace(on_host, rooms=tuple(replace(room, is_device=True) for room in on_host.rooms))
-    rings = [on_device.step_bytes(stage) - on_host.step_bytes(stage) for stage in range(3)]
+    both = zip(on_device.stages_by_count([1] * 3), on_host.stages_by_count([1] * 3), strict=True)
+    rings = [device.step_bytes - host.step_bytes for device, host in both]
     hidden, rows = STEP.tokens * config.hidden_size * 4, STEP.rows * 16
     assert rings == [4 * hidden + 8 * rows, 8 * hidden, 4 * hidden + 8 * rows]
 
@@ -182,8 +163,11 @@ def test_explicit_ranges_win_over_memory() -> None:
 def test_what_each_host_lacks_is_exact_to_the_byte() -> None:
     config = small_llama(4)
     memory = memory_of(config, "ab", [0, 0])
-    needed = memory.needed_in_room(0, 2)
-    assert memory.shortages((2, 2))[0] == ([0], needed)
+    stages = memory.stages_by_count((2, 2))
+    needed = stages[0].needed_bytes(16)
+    assert [host.missing_bytes(16) for host in memory.shortages(stages)] == [needed, stages[1].needed_bytes(16)]
     nearly = -(-(needed - 1) * 10 // 9)
     one_short = memory_of(config, "ab", [nearly, 10**9])
-    assert one_short.shortages((2, 2)) == [([0], needed - int(nearly * USABLE_SHARE))]
+    (short,) = one_short.shortages(one_short.stages_by_count((2, 2)))
+    assert [stage.stage for stage in short.stages] == [0]
+    assert short.missing_bytes(16) == needed - int(nearly * USABLE_SHARE) > 0

@@ -1,23 +1,17 @@
 """What a rank holds, and what ranks save and cost, is counted as it will be read, kept and waited for."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 
-from oracles.planning_models import small_llama, small_mixture
-from oracles.tiny_models import write_tiny_llama
+from oracles.planning_models import small_llama, small_mixture, weight_bytes
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.model_config import ModelConfig, read_model_config
-from stageline_runtime.model_facts.model_shapes import layer_parameters, read_parameters
-from stageline_runtime.model_facts.rank_cut import rank_cut
-from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
-from stageline_runtime.planning.cut import CutCosts, costs_of_ranks, cut_layers, estimate_costs
+from stageline_runtime.model_facts.model_config import ModelConfig
+from stageline_runtime.model_facts.model_shapes import layer_size
+from stageline_runtime.planning.cut import CutCosts, cut_layers, engine_costs, estimate_costs
 from stageline_runtime.planning.devices import ComputeRate, Device, Hardware, Link, all_reduce_guess
-from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import GroupMemory, LargestStep, StageRoom, draft_memory
 from stageline_runtime.planning.predict import Workload, predict, ranks_that_do_not_pay, step_seconds
-from stageline_runtime.planning.rank_costs import engine_costs
 
 DEVICE = Device(
     name="d",
@@ -27,48 +21,12 @@ DEVICE = Device(
     step_overhead_seconds=0.0,
 )
 HARDWARE = Hardware(devices=(DEVICE,), link=Link(bandwidth_bytes_per_second=1e30, latency_seconds=0.0))
+LAYERS = LayerRange(first=0, last=3)
 WORKLOAD = Workload(dtype="float32", max_model_len=64, num_sequences=4, context_tokens=10, max_step_tokens=8, ranks=2)
 
 
-@pytest.mark.parametrize(("is_first", "is_last"), [(True, False), (False, False), (False, True)])
-def test_a_ranks_weights_weigh_what_it_reads(is_first: bool, is_last: bool, tmp_path: Path) -> None:
-    model_dir = write_tiny_llama(tmp_path, tie_word_embeddings=False)
-    config, layers = read_model_config(model_dir), LayerRange(first=1, last=2)
-    read = stage_weight_bytes(
-        model_dir,
-        config,
-        layers,
-        has_embedding=is_first,
-        has_head=is_last,
-        dtype=torch.float32,
-        cut=rank_cut(config, 0, 2),
-    )
-    assert read == weight_bytes(config, layers, is_first=is_first, is_last=is_last, element_bytes=4, ranks=2)
-
-
-@pytest.mark.parametrize(("is_device", "in_room"), [(True, 1), (False, 2)])
-def test_ranks_share_a_host_but_no_device(is_device: bool, in_room: int) -> None:
-    memory = CutMemory(
-        config=small_llama(3),
-        rooms=(StageRoom(host="a", available_bytes=10**9, is_device=is_device),),
-        max_model_len=64,
-        largest_step=LargestStep(tokens=8, rows=4),
-        element_bytes=4,
-    )
-    ranked = replace(memory, ranks=2)
-    assert 2 * ranked.token_bytes(0, 3) == memory.token_bytes(0, 3)
-    assert ranked.weight_bytes(0, 3) < memory.weight_bytes(0, 3)
-    of_one = fixed_bytes(ranked, 3) + 64 * ranked.token_bytes(0, 3)
-    assert ranked.needed_in_room(0, 3) == in_room * of_one
-
-
-def fixed_bytes(memory: CutMemory, num_layers: int) -> int:
-    """What one rank of the first stage takes whatever its cache."""
-    return memory.weight_bytes(0, num_layers) + memory.step_bytes(0)
-
-
 def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> None:
-    memory = CutMemory(
+    memory = GroupMemory(
         config=small_llama(3),
         rooms=(StageRoom(host="a", available_bytes=10**9),),
         max_model_len=64,
@@ -77,17 +35,11 @@ def test_of_ranks_that_share_layers_the_first_alone_holds_the_draft_model() -> N
         ranks=2,
     )
     drafting = replace(memory, draft=small_llama(2))
-    draft = DraftMemory.of(small_llama(2), memory.largest_step, 4)
-    step = max(2 * memory.step_bytes(0), draft.step_bytes)
-    beside = draft.weight_bytes + step - 2 * memory.step_bytes(0) + 64 * draft.token_bytes
-    assert drafting.needed_in_room(0, 3) == memory.needed_in_room(0, 3) + beside
-    assert drafting.weight_bytes(0, 3) == memory.weight_bytes(0, 3) + draft.weight_bytes, "of the rank that has it"
-
-
-def test_costs_are_divided_and_two_sums_a_layer_are_added() -> None:
-    costs = CutCosts(layer=8.0, embedding=1.0, head=6.0)
-    assert costs_of_ranks(costs, 2, 1.0) == CutCosts(layer=5.0, embedding=1.0, head=3.0)
-    assert costs_of_ranks(costs, 1, 0.0) == costs
+    draft = draft_memory(small_llama(2), memory.largest_step, 4)
+    (plain,), (with_draft,) = (each.stages_by_count([3]) for each in (memory, drafting))
+    assert with_draft.weight_bytes == plain.weight_bytes + draft.weight_bytes
+    assert with_draft.step_bytes == max(plain.step_bytes, draft.step_bytes)
+    assert with_draft.token_bytes == plain.token_bytes + draft.token_bytes
 
 
 def test_the_engines_cut_counts_two_sums_a_layer_as_weights_that_could_be_read_meanwhile() -> None:
@@ -118,13 +70,14 @@ def test_sums_move_a_layer_towards_the_stage_with_the_head() -> None:
         cut = cut_layers(24, 2, layer_cost=costs.layer, embedding_cost=costs.embedding, head_cost=costs.head)
         return cut[1].count
 
-    uncounted = costs_of_ranks(estimate_costs(config), 2, 0.0)
+    alone = estimate_costs(config)
+    uncounted = replace(alone, layer=alone.layer / 2, head=alone.head / 2)
     assert last(engine_costs(config, ranks=2)) > last(uncounted)
 
 
 def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
     """Of a host's room its keys and values take what one rank needs; weights, and the smallest cache, what all do."""
-    memory = CutMemory(
+    memory = GroupMemory(
         config=small_mixture(4),
         rooms=(StageRoom(host="a", available_bytes=10**12),),
         max_model_len=64,
@@ -133,11 +86,16 @@ def test_a_sequence_is_on_one_rank_of_those_that_share_experts() -> None:
         draft=small_llama(2),
     )
     ranked = replace(memory, experts=4)
-    assert ranked.token_bytes_in_room(0, 4) == memory.token_bytes(0, 4)
-    assert ranked.needed_in_room(0, 4) == 4 * (fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4))
-    assert ranked.weight_bytes(0, 4) < memory.weight_bytes(0, 4) < 4 * ranked.weight_bytes(0, 4)
+    (alone,), (shared,) = (each.stages_by_count([4]) for each in (memory, ranked))
+    assert (shared.num_ranks, shared.num_caches, shared.token_bytes) == (4, 4, alone.token_bytes)
+    assert shared.needed_bytes(64) == shared.fixed_bytes + 4 * 64 * alone.token_bytes
+    beside = draft_memory(small_llama(2), memory.largest_step, 2).weight_bytes
+    of_rank = weight_bytes(memory.config, LAYERS, is_first=True, is_last=True, element_bytes=2, experts=4)
+    assert shared.weight_bytes == 4 * (of_rank + beside) < 4 * alone.weight_bytes
     on_devices = replace(ranked, rooms=(StageRoom(host="a", available_bytes=10**12, is_device=True),))
-    assert on_devices.needed_in_room(0, 4) == fixed_bytes(ranked, 4) + 64 * memory.token_bytes(0, 4)
+    (on_device,) = on_devices.stages_by_count([4])
+    assert 4 * on_device.fixed_bytes == shared.fixed_bytes
+    assert on_device.needed_bytes(64) == on_device.fixed_bytes + 64 * alone.token_bytes
 
 
 def test_a_layer_costs_each_of_its_ranks_its_part_of_the_experts() -> None:
@@ -159,12 +117,10 @@ def test_a_rank_reads_its_experts_and_exchanges_rows_in_layers_that_have_some() 
         return step_seconds(model, layers, DEVICE, workload, 8, is_first=False, is_last=False)
 
     shared = replace(alone, experts=2)
-    read = read_parameters(config, 0, 8)
-    whole = layer_parameters(config, 0) - 128 * 3 * 2048 * 768
+    read = 128 * 3 * 2048 * 768 * (1 - (1 - 8 / 128) ** 8)
+    assert layer_size(config, 0).read_experts(8) == pytest.approx(read)
     rows = 4 * 10 * config.kv_bytes_per_token(4, 2) / 1e9  # that a rank no longer reads, of 8 it has 4
-    assert seconds(config, alone) - seconds(config, shared) == pytest.approx(
-        4 * 2 * (read - whole) / 2 / 1e9 + rows, rel=1e-6
-    )
+    assert seconds(config, alone) - seconds(config, shared) == pytest.approx(4 * 2 * read / 2 / 1e9 + rows, rel=1e-6)
     slow = replace(shared, all_reduce_seconds=0.5)
     assert seconds(config, slow) - seconds(config, shared) == pytest.approx(4 * 2 * 0.5)
     assert config.mixture is not None

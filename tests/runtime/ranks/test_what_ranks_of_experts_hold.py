@@ -8,24 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from oracles.planning_models import small_llama
+from oracles.planning_models import small_llama, weight_bytes
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.thread_ranks import ThreadRanks
 from oracles.tiny_models import (
+    write_tiny_granite,
     write_tiny_llama,
     write_tiny_mixtral,
-    write_tiny_olmo2,
     write_tiny_qwen2_moe,
     write_tiny_qwen3_moe,
 )
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.expert_cut import expert_cut
 from stageline_runtime.model_facts.model_config import UnsupportedModelError, read_model_config
+from stageline_runtime.model_facts.rank_cut import expert_cut
 from stageline_runtime.models.families import build_any_stage_model, device_builder
 from stageline_runtime.models.layers.attention import PlainAttention
 from stageline_runtime.models.protocol import StageShape
-from stageline_runtime.models.weights.stage_weights import stage_weight_bytes
-from stageline_runtime.planning.memory import CutMemory, LargestStep, StageRoom, weight_bytes
+from stageline_runtime.planning.memory import LargestStep
 
 FLOAT32_BYTES = 4
 
@@ -58,12 +57,9 @@ def test_a_rank_reads_what_is_counted_for_it(
     shape = _shape(layers=layers, is_first=is_first, is_last=is_last)
     counted = partial(weight_bytes, config, layers, is_first=is_first, is_last=is_last, element_bytes=FLOAT32_BYTES)
     read: list[tuple[int, int]] = []
-    for rank, end in enumerate(ThreadRanks(size).ranks):
+    for end in ThreadRanks(size).ranks:
         build_any_stage_model(model_dir, config, shape, lambda *done: read.append(done), experts=end)
-        ends = {"has_embedding": is_first, "has_head": is_last}
-        cut = expert_cut(config, rank, size)
-        headers = stage_weight_bytes(model_dir, config, layers, dtype=torch.float32, cut=cut, **ends)
-        assert read[-1] == (headers, headers) == (counted(experts=size), counted(experts=size))
+        assert read[-1] == (counted(experts=size), counted(experts=size))
     assert config.mixture is not None
     of_others = config.mixture.num_experts // size * (size - 1)
     sparse_layers = sum(config.mixture.sparse_layers[1:3])
@@ -76,19 +72,6 @@ def test_ranks_hold_every_expert_once(tmp_path: Path) -> None:
     assert [list(expert_cut(config, rank, 4).experts) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     with pytest.raises(ValueError, match="rank 4 is not one of 4"):
         expert_cut(config, 4, 4)
-
-
-def test_ranks_of_experts_share_a_host_and_each_has_a_cache(tmp_path: Path) -> None:
-    config = read_model_config(write_tiny_mixtral(tmp_path))
-    room = StageRoom(host="a", available_bytes=10**9)
-    step = LargestStep(tokens=8, rows=4)
-    sizes = {"config": config, "rooms": (room,), "max_model_len": 64, "largest_step": step, "element_bytes": 4}
-    whole, ranked = CutMemory(**sizes), CutMemory(**sizes, experts=2)  # type: ignore[arg-type]
-    assert ranked.ranks_in_room(0) == 2
-    assert ranked.token_bytes(0, 4) == whole.token_bytes(0, 4)
-    assert ranked.weight_bytes(0, 4) == weight_bytes(
-        config, LayerRange(first=0, last=3), is_first=True, is_last=True, element_bytes=4, experts=2
-    )
 
 
 def test_the_largest_step_brings_the_rows_of_all_ranks_to_the_experts(tmp_path: Path) -> None:
@@ -107,7 +90,7 @@ def test_the_largest_step_brings_the_rows_of_all_ranks_to_the_experts(tmp_path: 
         (write_tiny_mixtral, 3, "the model's 4 experts a layer can't be divided among 3 ranks"),
         (write_tiny_mixtral, 8, "the model's 4 experts a layer can't be divided among 8 ranks"),
         (write_tiny_llama, 2, "model_type 'llama' has no experts in any layer that could be cut over 2 ranks"),
-        (write_tiny_olmo2, 2, "runs through Hugging Face's layers, whose experts can't be cut over 2 ranks"),
+        (write_tiny_granite, 2, "runs through Hugging Face's layers, whose experts can't be cut over 2 ranks"),
     ],
 )
 def test_what_has_no_experts_to_divide_is_refused(

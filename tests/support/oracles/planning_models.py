@@ -1,6 +1,10 @@
 """Model configs for planning tests: no weights, only the numbers that a cut and a prediction depend on."""
 
+from stageline_api.runtime_config import LayerRange
 from stageline_runtime.model_facts.model_config import ModelConfig, model_config_from_dict
+from stageline_runtime.model_facts.model_shapes import end_parameters, layer_size
+from stageline_runtime.model_facts.rank_cut import part_of_layers
+from stageline_runtime.planning.cut import CutCosts
 
 
 def small_llama(num_layers: int, **changes: object) -> ModelConfig:
@@ -48,3 +52,26 @@ def small_mixture(num_layers: int) -> ModelConfig:
         dtype="bfloat16",
         max_position_embeddings=4096,
     )
+
+
+def stage_cost(layers: LayerRange, num_layers: int, costs: CutCosts) -> float:
+    """Cost of the stage that holds `layers` of a model with `num_layers`."""
+    ends = (layers.first == 0) * costs.embedding + (layers.last == num_layers - 1) * costs.head
+    return layers.count * costs.layer + ends
+
+
+def weight_bytes(
+    config: ModelConfig,
+    layers: LayerRange,
+    *,
+    is_first: bool,
+    is_last: bool,
+    element_bytes: int,
+    ranks: int = 1,
+    experts: int = 1,
+) -> int:
+    """Bytes of the weights of a stage, of one of its `ranks`, or of one of those that its `experts` are cut over, from
+    the config alone."""
+    part = part_of_layers(config, ranks)
+    held = sum(layer_size(part, layer).held(experts) for layer in range(layers.first, layers.last + 1))
+    return element_bytes * (held + end_parameters(config, ranks, is_first=is_first, is_last=is_last))

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+from oracles.planning_models import weight_bytes
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import read_contract
 from stageline_runtime.model_facts.model_config import read_model_config
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
-from stageline_runtime.planning.memory import USABLE_SHARE, DraftMemory, LargestStep, weight_bytes
+from stageline_runtime.planning.memory import USABLE_SHARE, LargestStep, draft_memory
 from stageline_runtime.prepare.cache import prepared_model_dir
 from stageline_runtime.stage.process import StageProcess
 
@@ -31,7 +32,7 @@ def available_bytes(config: RuntimeConfig, num_blocks: int) -> int:
         taken += LargestStep.of(config, on_gpus=False).bytes_of(model, is_last=stage == 1, element_bytes=FLOAT32_BYTES)
     if config.speculative is not None and config.speculative.draft_source is not None:
         draft = read_model_config(prepared_model_dir(config.speculative.draft_source, Path(config.cache_dir)))
-        held = DraftMemory.of(draft, LargestStep.of(config, on_gpus=False), FLOAT32_BYTES)
+        held = draft_memory(draft, LargestStep.of(config, on_gpus=False), FLOAT32_BYTES)
         own_step = LargestStep.of(config, on_gpus=False).bytes_of(model, is_last=True, element_bytes=FLOAT32_BYTES)
         taken += held.weight_bytes + max(0, held.step_bytes - own_step)
         taken += num_blocks * BLOCK_TOKENS * held.token_bytes

@@ -12,11 +12,10 @@ from stageline_api.failures import FailureClass
 from stageline_api.runtime_config import LayerRange, RuntimeConfig
 from stageline_runtime.contract import PodContract
 from stageline_runtime.engine.group.stage_ranks import refused_ranks
-from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, StageMemory, size_cache
-from stageline_runtime.model_facts.expert_cut import refuse_experts
+from stageline_runtime.engine.scheduling.cache_sizing import CacheSize, MemoryShortageError, size_cache
 from stageline_runtime.model_facts.model_config import ModelConfig, UnsupportedModelError
 from stageline_runtime.model_facts.number_format import choose_number_format
-from stageline_runtime.model_facts.rank_cut import refuse_ranks
+from stageline_runtime.model_facts.rank_cut import refuse_experts, refuse_ranks
 from stageline_runtime.plan_bus.challenge import is_proof
 from stageline_runtime.plan_bus.messages import (
     PROTOCOL_VERSION,
@@ -27,10 +26,8 @@ from stageline_runtime.plan_bus.messages import (
     TransportKind,
     Welcome,
 )
-from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers
-from stageline_runtime.planning.memory import CutMemory, DraftMemory, LargestStep, StageRoom, weight_bytes
-from stageline_runtime.planning.predict import ELEMENT_BYTES
-from stageline_runtime.planning.rank_costs import engine_costs
+from stageline_runtime.planning.cut import CutError, NoRoomError, cut_layers, engine_costs
+from stageline_runtime.planning.memory import ELEMENT_BYTES, GroupMemory, LargestStep, StageMemory, StageRoom
 from stageline_runtime.termination import RuntimeFailure
 
 
@@ -84,11 +81,10 @@ def welcome_stages(
     dtype, limits = number_format.dtype, config.step_limits(on_gpus=on_devices)
     _check_speculation(config, hellos, draft)
     _check_ranks(config, model)
-    memory = _cut_memory(hellos, contract, model, ELEMENT_BYTES[dtype], draft)
+    memory = _group_memory(hellos, config, model, dtype, draft)
     with _names_widening(dtype, model):
         layers = _cut(contract, model, memory=memory, on_devices=on_devices)
-        counted = _counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft)
-        size = _size_cache(counted, config, model, dtype, limits.max_num_seqs)
+        size = _size_cache(memory.stages_of(layers), config, model, limits.max_num_seqs)
     last = contract.stage_count - 1
     hosts = [hello.host for hello in hellos.values()]
     containers = [(hello.host, hello.container) for hello in hellos.values()]
@@ -127,16 +123,15 @@ def size_loaded_cache(
     Raises:
         RuntimeFailure: class OutOfMemory, naming how much is missing.
     """
-    dtype = welcomes[0].dtype
     layers = tuple(LayerRange(first=each.first_layer, last=each.last_layer) for _, each in sorted(welcomes.items()))
-    counted = _counted(hellos, layers, config, model, ELEMENT_BYTES[dtype], draft)
+    counted = _group_memory(hellos, config, model, welcomes[0].dtype, draft).stages_of(layers)
     stages = tuple(
         replace(stage, weight_bytes=found.held_bytes, step_bytes=found.step_bytes)
         if (found := measured.get(stage.stage)) is not None
         else stage
         for stage in counted
     )
-    return _size_cache(stages, config, model, dtype, welcomes[0].num_slots)
+    return _size_cache(stages, config, model, welcomes[0].num_slots)
 
 
 def _all_on_devices(hellos: Mapping[int, Hello]) -> bool:
@@ -258,15 +253,13 @@ def _check_ranks(config: RuntimeConfig, model: ModelConfig) -> None:
 
 
 def _size_cache(
-    stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, dtype: str, max_num_seqs: int
+    stages: tuple[StageMemory, ...], config: RuntimeConfig, model: ModelConfig, max_num_seqs: int
 ) -> CacheSize:
     try:
         return size_cache(
             stages,
-            model,
             max_num_seqs=max_num_seqs,
             max_model_len=_max_model_len(config, model),
-            element_bytes=ELEMENT_BYTES[dtype],
             num_ranks=config.expert,
         )
     except MemoryShortageError as error:
@@ -277,22 +270,22 @@ def _max_model_len(config: RuntimeConfig, model: ModelConfig) -> int:
     return config.max_model_len or model.context_length
 
 
-def _cut_memory(
+def _group_memory(
     hellos: Mapping[int, Hello],
-    contract: PodContract,
+    config: RuntimeConfig,
     model: ModelConfig,
-    element_bytes: int,
+    dtype: str,
     draft: DraftModel | None,
-) -> CutMemory:
-    return CutMemory(
+) -> GroupMemory:
+    return GroupMemory(
         config=model,
         rooms=tuple(_room(hello) for _, hello in sorted(hellos.items())),
-        max_model_len=_max_model_len(contract.config, model),
-        largest_step=LargestStep.of(contract.config, on_gpus=_all_on_devices(hellos)),
-        element_bytes=element_bytes,
+        max_model_len=_max_model_len(config, model),
+        largest_step=LargestStep.of(config, on_gpus=_all_on_devices(hellos)),
+        element_bytes=ELEMENT_BYTES[dtype],
         draft=None if draft is None else draft.config,
-        ranks=contract.config.tensor_ranks,
-        experts=contract.config.expert,
+        ranks=config.tensor_ranks,
+        experts=config.expert,
     )
 
 
@@ -301,7 +294,7 @@ def _room(hello: Hello) -> StageRoom:
 
 
 def _cut(
-    contract: PodContract, model: ModelConfig, memory: CutMemory | None, *, on_devices: bool
+    contract: PodContract, model: ModelConfig, memory: GroupMemory | None, *, on_devices: bool
 ) -> tuple[LayerRange, ...]:
     config = contract.config
     costs = engine_costs(model, ranks=config.tensor_ranks, experts=config.expert, on_devices=on_devices)
@@ -319,54 +312,6 @@ def _cut(
         raise RuntimeFailure(FailureClass.OUT_OF_MEMORY, str(error), operation="cut the layers") from error
     except CutError as error:
         raise RuntimeFailure(FailureClass.BAD_CONFIG, str(error), operation="cut the layers") from error
-
-
-def _counted(
-    hellos: Mapping[int, Hello],
-    layers: tuple[LayerRange, ...],
-    config: RuntimeConfig,
-    model: ModelConfig,
-    element_bytes: int,
-    draft: DraftModel | None,
-) -> tuple[StageMemory, ...]:
-    """What each stage takes of its room: with several ranks, all of them together, which share a host's memory, or one
-    of them of a device of its own.
-
-    Of a token's keys and values they hold one copy together: each its heads, or one of them all.
-    """
-    last = len(layers) - 1
-    step = LargestStep.of(config, on_gpus=_all_on_devices(hellos))
-    tensor, experts = config.tensor_ranks, config.expert
-    stages = tuple(
-        StageMemory(
-            stage=stage,
-            room=_room(hello),
-            layers=layers[stage],
-            kv_ranks=tensor if hello.device else 1,
-            weight_bytes=_ranks_in_room(config, hello)
-            * weight_bytes(
-                model,
-                layers[stage],
-                is_first=stage == 0,
-                is_last=stage == last,
-                element_bytes=element_bytes,
-                ranks=tensor,
-                experts=experts,
-            ),
-            step_bytes=_ranks_in_room(config, hello)
-            * step.bytes_of(model, is_last=stage == last, element_bytes=element_bytes, ranks=tensor, experts=experts),
-        )
-        for stage, hello in sorted(hellos.items())
-    )
-    if draft is None:
-        return stages
-    beside = DraftMemory.of(draft.config, step, element_bytes).of_ranks(experts)
-    return (*stages[:-1], stages[-1].with_draft(beside))
-
-
-def _ranks_in_room(config: RuntimeConfig, hello: Hello) -> int:
-    """How many ranks of a stage take from the memory that its hello tells of."""
-    return 1 if hello.device else config.stage_ranks
 
 
 def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> TransportKind:

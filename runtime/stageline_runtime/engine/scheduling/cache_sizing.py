@@ -10,46 +10,14 @@ Ranks that divide experts hold a token's keys and values on one of them, each in
 these share one memory; where the ranks have a device each, E devices hold E times what one has room for.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
-from stageline_runtime.planning.memory import DraftMemory, StageRoom, mebibytes, usable_bytes
+from stageline_runtime.planning.memory import HostMemory, StageMemory, hosts_of, mebibytes
 
 
 class MemoryShortageError(Exception):
     """Not even one sequence fits; the message says where and how much is missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageMemory:
-    """What one stage reported and what it holds."""
-
-    stage: int
-    room: StageRoom
-    layers: LayerRange
-    weight_bytes: int
-    step_bytes: int
-    """What its largest step takes beside weights and cache."""
-    kv_ranks: int = 1
-    """Ranks that share each token's keys and values, of which the room is one's."""
-    draft_token_bytes: int = 0
-    """What each token's keys and values take in the draft model that it holds."""
-
-    def with_draft(self, draft: DraftMemory) -> "StageMemory":
-        """The same stage with a draft model beside its layers: they don't run at once."""
-        return replace(
-            self,
-            weight_bytes=self.weight_bytes + draft.weight_bytes,
-            step_bytes=max(self.step_bytes, draft.step_bytes),
-            draft_token_bytes=draft.token_bytes,
-        )
-
-    def token_bytes(self, config: ModelConfig, element_bytes: int) -> int:
-        """What each token's keys and values take of the room."""
-        whole = config.kv_bytes_per_token(self.layers.count, element_bytes)
-        return whole // self.kv_ranks + self.draft_token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,36 +51,23 @@ def _full_pool(num_slots: int, num_ranks: int, slot_tokens: int) -> int:
 
 
 def size_cache(
-    stages: tuple[StageMemory, ...],
-    config: ModelConfig,
-    *,
-    max_num_seqs: int,
-    max_model_len: int,
-    element_bytes: int,
-    num_ranks: int = 1,
+    stages: tuple[StageMemory, ...], *, max_num_seqs: int, max_model_len: int, num_ranks: int = 1
 ) -> CacheSize:
     """Slots for `max_num_seqs` sequences of `max_model_len` tokens, and as many blocks for them as fit every machine.
 
-    A device holds the blocks of one rank, a host those of all.
+    `num_ranks`: ranks of a stage that have sequences of their own.
 
     Raises:
         MemoryShortageError: a machine can't hold its stages' weights plus one sequence of each rank.
     """
-    blocks_per_slot = blocks_of(max_model_len)
     num_blocks = _full_pool(max_num_seqs, num_ranks, max_model_len)
     room_tokens: dict[int, int] = {}
-    for host in dict.fromkeys(stage.room.host for stage in stages):
-        here = [stage for stage in stages if stage.room.host == host]
-        usable = usable_bytes(stage.room for stage in here)
-        held = sum(stage.weight_bytes + stage.step_bytes for stage in here)
-        ranks_here = 1 if here[0].room.is_device else num_ranks
-        per_block = ranks_here * BLOCK_TOKENS * sum(one.token_bytes(config, element_bytes) for one in here)
-        fitting = (usable - held) // per_block
-        if fitting < blocks_per_slot:
-            smallest = per_block * blocks_per_slot
-            raise MemoryShortageError(_shortage(here, usable, smallest, max_model_len))
+    for host in hosts_of(stages):
+        fitting = host.cache_tokens // BLOCK_TOKENS
+        if fitting < blocks_of(max_model_len):
+            raise MemoryShortageError(_shortage(host, max_model_len))
         num_blocks = min(num_blocks, fitting)
-        room_tokens |= dict.fromkeys((stage.stage for stage in here), num_ranks * fitting * BLOCK_TOKENS)
+        room_tokens |= {stage.stage: num_ranks * fitting * BLOCK_TOKENS for stage in host.stages}
     return CacheSize(
         num_cohorts=len(stages),
         num_slots=max_num_seqs,
@@ -123,14 +78,15 @@ def size_cache(
     )
 
 
-def _shortage(here: list[StageMemory], usable: int, cache: int, max_model_len: int) -> str:
-    names = ", ".join(str(stage.stage) for stage in here)
-    weights = sum(stage.weight_bytes for stage in here)
-    step = sum(stage.step_bytes for stage in here)
-    missing = weights + step + cache - usable
+def _shortage(host: HostMemory, max_model_len: int) -> str:
+    names = ", ".join(str(stage.stage) for stage in host.stages)
+    weights = mebibytes(sum(stage.weight_bytes for stage in host.stages))
+    step = mebibytes(sum(stage.step_bytes for stage in host.stages))
+    missing = host.missing_bytes(blocks_of(max_model_len) * BLOCK_TOKENS)
+    cache = missing + host.usable_bytes - sum(stage.fixed_bytes for stage in host.stages)
     return (
-        f"stage {names}: {mebibytes(missing)} MiB of memory are missing: weights take {mebibytes(weights)} MiB, "
-        f"the largest step {mebibytes(step)} MiB and the smallest cache (one sequence of maxModelLen {max_model_len}) "
-        f"{mebibytes(cache)} MiB, but {mebibytes(usable)} MiB are usable; lower spec.engine.maxModelLen or "
+        f"stage {names}: {mebibytes(missing)} MiB of memory are missing: weights take {weights} MiB, "
+        f"the largest step {step} MiB and the smallest cache (one sequence of maxModelLen {max_model_len}) "
+        f"{mebibytes(cache)} MiB, but {mebibytes(host.usable_bytes)} MiB are usable; lower spec.engine.maxModelLen or "
         "maxNumBatchedTokens, or use more stages"
     )

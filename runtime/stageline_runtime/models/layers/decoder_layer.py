@@ -8,14 +8,15 @@ from collections.abc import Callable
 
 import torch
 
+from stageline_runtime.model_facts.layer import Gated, Layer, Norm
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.layers.attention import Attention, Rotary
-from stageline_runtime.models.layers.feed_forward import ExpertLoop, ExpertMixture, FeedForward, RunExperts, linear
+from stageline_runtime.models.layers.feed_forward import ExpertLoop, ExpertMixture, FeedForward, RunExperts
 from stageline_runtime.models.layers.kv_cache import LayerCache
-from stageline_runtime.models.layers.row_modules import RmsNorm, RowOperators
+from stageline_runtime.models.layers.row_modules import Linear, RmsNorm, RowOperators
 from stageline_runtime.models.layers.step_batch import StepTensors
 from stageline_runtime.models.rotary import RotaryTable, rotate
-from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, LayerWeights
+from stageline_runtime.models.weights.stage_weights import LayerWeights
 from stageline_runtime.ranks.expert_exchange import ExpertExchange
 from stageline_runtime.ranks.layer_sums import LayerSums
 
@@ -57,21 +58,28 @@ class LayerParts:
         self._sums = sums
         self._turn = turn
         self._kernels = kernels
-        self._gated_size = _gated_size(weights)
+        self._gated_size = _gated_size(weights.layer)
         self._num_heads = config.num_heads
         self._num_kv_heads = config.num_kv_heads
         self._head_dim = config.head_dim
-        self._input_norm = RmsNorm(weights.input_norm, config.rms_norm_eps, kernels)
-        self._qkv = linear(weights.qkv)
-        self._head_norm = _head_norm(config, weights)
-        self._output = linear(weights.output)
-        self._feed_forward_norm = RmsNorm(weights.feed_forward_norm, config.rms_norm_eps, kernels)
-        self._feed_forward = _feed_forward(config, weights.feed_forward, kernels, exchange, run_experts)
+        layer = weights.layer
+
+        def norm(described: Norm | None) -> RmsNorm | None:
+            return None if described is None else RmsNorm(weights.norm(described), config.rms_norm_eps, kernels)
+
+        self._attention_norm = norm(layer.attention_norm)
+        self._qkv = Linear(*weights.fused(layer.query, layer.key, layer.value))
+        self._head_norm, self._wide_norms = _query_key_norms(config, weights, kernels)
+        self._output = Linear(*weights.fused(layer.output))
+        self._attended_norm = norm(layer.attended_norm)
+        self._feed_forward_norm = norm(layer.feed_forward_norm)
+        self._feed_forward = _feed_forward(weights, kernels, exchange, run_experts)
+        self._forwarded_norm = norm(layer.forwarded_norm)
 
     def before_attention(self, hidden: torch.Tensor, rotary: Rotary) -> Heads:
         """What attention takes of hidden `[padded_tokens, hidden_size]`."""
         query_key_heads = self._num_heads + self._num_kv_heads
-        rows = self._qkv(self._input_norm(hidden))
+        rows = self._normed_heads(self._qkv(_normed(hidden, self._attention_norm)))
         heads = rows.view(rows.shape[0], query_key_heads + self._num_kv_heads, self._head_dim)
         return self._turn(heads[:, :query_key_heads], *rotary, self._head_norm), heads[:, query_key_heads:]
 
@@ -80,16 +88,33 @@ class LayerParts:
         output = self._output(attended)
         if self._sums is not None:
             output = self._sums.attention(output)
-        hidden, normed = self._feed_forward_norm.after_adding(hidden, output)
+        output = _normed(output, self._attended_norm)
+        if self._feed_forward_norm is None:
+            hidden = normed = hidden + output
+        else:
+            hidden, normed = self._feed_forward_norm.after_adding(hidden, output)
         forward = self._feed_forward(normed)
-        return hidden + (forward if self._sums is None else self._sums.feed_forward(forward))
+        if self._sums is not None:
+            forward = self._sums.feed_forward(forward)
+        return hidden + _normed(forward, self._forwarded_norm)
+
+    def _normed_heads(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[padded_tokens, query, key and value elements]` with what norms over all heads together make of it."""
+        if self._wide_norms is None:
+            return rows
+        query_norm, key_norm = self._wide_norms
+        num_queries, num_keys = len(query_norm.weight), len(key_norm.weight)
+        query, key, value = rows.tensor_split((num_queries, num_queries + num_keys), dim=-1)
+        return torch.cat((query_norm(query.contiguous()), key_norm(key.contiguous()), value), dim=-1)
 
     def warm_up(self, hidden: torch.Tensor, rotary: Rotary) -> None:
         """Launch each kernel on rows once, so that it gets compiled; nothing is asked of other ranks."""
         if self._kernels is None:
             return
         self.before_attention(hidden, rotary)
-        self._feed_forward_norm.after_adding(hidden, hidden.clone())
+        if self._feed_forward_norm is not None:
+            self._feed_forward_norm.after_adding(hidden, hidden.clone())
+        _normed(_normed(hidden, self._attended_norm), self._forwarded_norm)
         if self._gated_size:
             self._kernels.gate(hidden.new_zeros(len(hidden), self._gated_size))
 
@@ -144,31 +169,39 @@ class DecoderLayers:
         return hidden
 
 
-def _gated_size(weights: LayerWeights) -> int:
+def _gated_size(layer: Layer) -> int:
     """Columns of gate and up together that the layer's rows go through: none in a mixture without a shared expert."""
-    block = weights.feed_forward
-    if not isinstance(block, ExpertWeights):
-        return len(block.gate_up.weight)
-    return 0 if block.shared is None else len(block.shared.block.gate_up.weight)
+    block = layer.feed_forward if isinstance(layer.feed_forward, Gated) else layer.feed_forward.shared
+    return 0 if block is None else 2 * block.gate.outputs
 
 
 def _feed_forward(
-    config: ModelConfig,
-    weights: DenseWeights | ExpertWeights,
+    weights: LayerWeights,
     kernels: RowOperators | None,
     exchange: ExpertExchange | None,
     run_experts: RunExperts,
 ) -> FeedForward | ExpertMixture:
-    if isinstance(weights, DenseWeights):
-        return FeedForward(weights, kernels)
-    assert config.mixture is not None, "expert weights without a mixture"
-    return ExpertMixture(config.mixture, weights, run_experts(weights), kernels, exchange)
+    block = weights.layer.feed_forward
+    if isinstance(block, Gated):
+        return FeedForward(weights.dense(block), kernels)
+    experts = weights.mixture(block)
+    return ExpertMixture(block.sizes, experts, run_experts(experts), kernels, exchange)
 
 
-def _head_norm(config: ModelConfig, weights: LayerWeights) -> RmsNorm | None:
-    """One norm over query and key heads together, by a weight `[num_heads + num_kv_heads, head_dim]`."""
-    if weights.query_norm is None or weights.key_norm is None:
-        return None
-    query = weights.query_norm.expand(config.num_heads, -1)
-    key = weights.key_norm.expand(config.num_kv_heads, -1)
-    return RmsNorm(torch.cat((query, key)), config.rms_norm_eps)
+def _normed(rows: torch.Tensor, norm: RmsNorm | None) -> torch.Tensor:
+    return rows if norm is None else norm(rows)
+
+
+def _query_key_norms(
+    config: ModelConfig, weights: LayerWeights, kernels: RowOperators | None
+) -> tuple[RmsNorm | None, tuple[RmsNorm, RmsNorm] | None]:
+    """One norm of each query and key head, by a weight `[num_heads + num_kv_heads, head_dim]`; or two, over all query
+    heads together and over all key heads."""
+    if weights.layer.query_key_norms is None:
+        return None, None
+    query, key = (weights.norm(norm) for norm in weights.layer.query_key_norms)
+    eps = config.rms_norm_eps
+    if len(query) != config.head_dim:
+        return None, (RmsNorm(query, eps, kernels), RmsNorm(key, eps, kernels))
+    heads = (query.expand(config.num_heads, -1), key.expand(config.num_kv_heads, -1))
+    return RmsNorm(torch.cat(heads), eps), None

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from stageline_runtime.model_facts.model_config import MixtureConfig
 from stageline_runtime.models.layers.row_modules import Linear, RowOperators
-from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights, Projection
+from stageline_runtime.models.weights.stage_weights import DenseWeights, ExpertWeights
 from stageline_runtime.ranks.expert_exchange import ExpertExchange
 
 
@@ -20,8 +20,8 @@ class FeedForward:
     """Gated feed-forward block `[num_tokens, hidden_size]` to the same shape: `down(silu(gate(x)) * up(x))`."""
 
     def __init__(self, weights: DenseWeights, kernels: RowOperators | None) -> None:
-        self._gate_up = linear(weights.gate_up)
-        self._down = linear(weights.down)
+        self._gate_up = Linear(*weights.gate_up)
+        self._down = Linear(*weights.down)
         self._kernels = kernels
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -122,8 +122,3 @@ class ExpertMixture:
         if self._mixture.normalise_weights:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights, experts
-
-
-def linear(projection: Projection) -> Linear:
-    """The product with a projection's matrix, and its bias."""
-    return Linear(projection.weight, projection.bias)

@@ -74,7 +74,7 @@ def check_shapes(model_dir: Path, expected: Mapping[str, tuple[int, ...]]) -> No
 
 
 def read_tensors(
-    model_dir: Path, names: Iterable[str], dtype: torch.dtype, slices: Mapping[str, TensorSlice] | None = None
+    model_dir: Path, names: Iterable[str], dtype: torch.dtype, slices: Mapping[str, TensorSlice | None] | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each named tensor, copied out of its file, dequantised if need be, and cast to `dtype`, in the order of
     `names`. Of a tensor in `slices` only that part is read; of a quantised one, all is, and the part is kept.

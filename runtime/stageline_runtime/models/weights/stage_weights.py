@@ -6,40 +6,33 @@ read in place of the embedding, so that no stage has to compare the two. Missing
 the headers before any data is read.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from stageline_api.runtime_config import LayerRange
-from stageline_runtime.model_facts.expert_cut import ExpertCut
+from stageline_runtime.model_facts.families.registry import layer_of
+from stageline_runtime.model_facts.layer import Cut, Mixture, Tensor
 from stageline_runtime.model_facts.model_config import ModelConfig
-from stageline_runtime.model_facts.rank_cut import RankCut, TensorSlice
+from stageline_runtime.model_facts.rank_cut import RankCut
 from stageline_runtime.models.protocol import CPU, LoadProgress, StageShape
 from stageline_runtime.models.weights.checkpoint import check_shapes, read_tensors, tensor_names
 from stageline_runtime.models.weights.layer_weights import (
     DenseWeights,
-    ExpertForm,
     ExpertWeights,
     LayerWeights,
-    Projection,
-    fuse_layer,
-    layer_file_shapes,
 )
 
 __all__ = [
     "CheckpointForm",
     "DenseWeights",
-    "ExpertForm",
     "ExpertWeights",
     "LayerWeights",
-    "Projection",
     "StageWeights",
     "checkpoint_form",
-    "stage_tensor_shapes",
-    "stage_weight_bytes",
+    "stage_tensors",
 ]
 
 
@@ -53,33 +46,40 @@ _HEAD_NAME = "lm_head.weight"
 class CheckpointForm:
     """What `config.json` doesn't tell of the names in a checkpoint."""
 
-    experts: ExpertForm = ExpertForm.STACKED
+    has_stacked_experts: bool = True
+    """Whether a layer's experts are one tensor; otherwise each has its own."""
     has_head: bool = False
     """Whether it holds a head; one that is tied need not be there."""
     prefix: str = _PREFIX
     """Of all names but the head's; none in a checkpoint of the bare decoder."""
 
+    def layer_prefix(self, layer: int) -> str:
+        return f"{self.prefix}layers.{layer}."
 
-def stage_tensor_shapes(
+
+def stage_tensors(
     config: ModelConfig,
     layer_range: LayerRange,
     form: CheckpointForm = CheckpointForm(),
     *,
     has_embedding: bool,
     has_head: bool,
-) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors a stage needs, as a checkpoint of `form` names them."""
-    shapes: dict[str, tuple[int, ...]] = {}
+) -> dict[str, Tensor]:
+    """The tensors a stage needs by name, as a checkpoint of `form` names them."""
+    tensors: list[Tensor] = []
     vocabulary = (config.vocab_size, config.hidden_size)
     if has_embedding:
-        shapes[form.prefix + _EMBEDDING_NAME] = vocabulary
+        tensors.append(Tensor(form.prefix + _EMBEDDING_NAME, vocabulary))
     for layer in range(layer_range.first, layer_range.last + 1):
-        prefix = _layer_prefix(form, layer)
-        shapes |= {prefix + name: shape for name, shape in layer_file_shapes(config, layer, form.experts).items()}
+        prefix = form.layer_prefix(layer)
+        for tensor in layer_of(config, layer).tensors(is_stacked=form.has_stacked_experts):
+            tensors.append(replace(tensor, name=prefix + tensor.name))
     if has_head:
-        shapes[form.prefix + _FINAL_NORM_NAME] = (config.hidden_size,)
-        shapes[head_name(config, form)] = vocabulary
-    return shapes
+        tensors.append(Tensor(form.prefix + _FINAL_NORM_NAME, (config.hidden_size,)))
+        head = head_name(config, form)
+        if not has_embedding or head == _HEAD_NAME:
+            tensors.append(Tensor(head, vocabulary, Cut.BY_VOCABULARY))
+    return {tensor.name: tensor for tensor in tensors}
 
 
 def checkpoint_form(model_dir: Path) -> CheckpointForm:
@@ -89,85 +89,16 @@ def checkpoint_form(model_dir: Path) -> CheckpointForm:
         WeightsError: the checkpoint is unreadable.
     """
     names = tensor_names(model_dir)
-    forms = (form for form in ExpertForm if any(form.value in name for name in names))
-    prefix = "" if _EMBEDDING_NAME in names else _PREFIX
-    return CheckpointForm(experts=next(forms, ExpertForm.SEPARATE), has_head=_HEAD_NAME in names, prefix=prefix)
-
-
-def _layer_prefix(form: CheckpointForm, layer: int) -> str:
-    return f"{form.prefix}layers.{layer}."
+    return CheckpointForm(
+        has_stacked_experts=any(name.endswith(f".{Mixture.gate_up}") for name in names),
+        has_head=_HEAD_NAME in names,
+        prefix="" if _EMBEDDING_NAME in names else _PREFIX,
+    )
 
 
 def head_name(config: ModelConfig, form: CheckpointForm) -> str:
     """Name of the tensor that the head multiplies with."""
     return form.prefix + _EMBEDDING_NAME if config.tie_word_embeddings and not form.has_head else _HEAD_NAME
-
-
-def stage_weight_bytes(
-    model_dir: Path,
-    config: ModelConfig,
-    layer_range: LayerRange,
-    *,
-    has_embedding: bool,
-    has_head: bool,
-    dtype: torch.dtype,
-    cut: RankCut | ExpertCut | None = None,
-) -> int:
-    """Bytes of the stage's tensors as `dtype`, or of its rank's part of them, which is where `progress` ends; reads
-    file headers only.
-
-    Raises:
-        WeightsError: a tensor is missing or misshapen, or a file is unreadable.
-    """
-    form = checkpoint_form(model_dir)
-    shapes = stage_tensor_shapes(config, layer_range, form, has_embedding=has_embedding, has_head=has_head)
-    check_shapes(model_dir, shapes)
-    part = _RankReads(config, form, shapes, cut, has_embedding=has_embedding)
-    return part.num_elements * dtype.itemsize
-
-
-class _RankReads:
-    """Which of a stage's tensors a rank reads, and which part of each."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        form: CheckpointForm,
-        shapes: dict[str, tuple[int, ...]],
-        cut: RankCut | ExpertCut | None,
-        *,
-        has_embedding: bool,
-    ) -> None:
-        self._cut = None if cut is None or cut.ranks == 1 else cut
-        self.slices: dict[str, TensorSlice] = {}
-        read = dict(shapes)
-        for name, shape in shapes.items():
-            if not self.holds(name):
-                del read[name]
-            elif (part := self._slice_of(name, shape, form, config, has_embedding=has_embedding)) is not None:
-                self.slices[name] = part
-                read[name] = part.shape_of(shape)
-        self.num_elements = sum(math.prod(shape) for shape in read.values())
-
-    def holds(self, name: str) -> bool:
-        return self._cut is None or self._cut.holds(_within_layer(name))
-
-    def _slice_of(
-        self, name: str, shape: tuple[int, ...], form: CheckpointForm, config: ModelConfig, *, has_embedding: bool
-    ) -> TensorSlice | None:
-        if self._cut is None:
-            return None
-        if name == form.prefix + _EMBEDDING_NAME and has_embedding:
-            return None
-        if name == head_name(config, form):
-            return self._cut.vocabulary
-        return self._cut.slice_of(_within_layer(name), shape)
-
-
-def _within_layer(name: str) -> str:
-    """`self_attn.q_proj.weight` of `model.layers.7.self_attn.q_proj.weight`; other names as they are."""
-    _, found, rest = name.partition("layers.")
-    return rest.partition(".")[2] if found else name
 
 
 class StageWeights:
@@ -184,37 +115,35 @@ class StageWeights:
         shape: StageShape,
         progress: LoadProgress,
         device: torch.device = CPU,
-        cut: RankCut | ExpertCut | None = None,
+        cut: RankCut | None = None,
     ) -> None:
         self._model_dir = model_dir
         self._config = config
         self._layer_range = shape.layers
         self._form = checkpoint_form(model_dir)
-        self._shapes = stage_tensor_shapes(
-            config, shape.layers, self._form, has_embedding=shape.is_first, has_head=shape.is_last
-        )
+        self._cut = cut or RankCut(whole=config)
+        ends = {"has_embedding": shape.is_first, "has_head": shape.is_last}
+        tensors = stage_tensors(config, shape.layers, self._form, **ends)
+        check_shapes(model_dir, {name: tensor.shape for name, tensor in tensors.items()})
+        self._held = self._cut.held(tensors.values())
         self._dtype = shape.dtype
         self._device = device
         self._progress = progress
-        check_shapes(model_dir, self._shapes)
         self._loaded_bytes = 0
-        self._cut = cut
-        self._part = _RankReads(config, self._form, self._shapes, cut, has_embedding=shape.is_first)
-        self._total_bytes = self._part.num_elements * self._dtype.itemsize
+        self._total_bytes = self._cut.num_elements(tensors.values()) * self._dtype.itemsize
 
     def embedding(self) -> torch.Tensor:
         """`[vocab_size, hidden_size]`."""
         return self._one(self._form.prefix + _EMBEDDING_NAME)
 
     def layers(self) -> Iterator[LayerWeights]:
-        for layer in range(self._layer_range.first, self._layer_range.last + 1):
-            prefix = _layer_prefix(self._form, layer)
-            names = [prefix + name for name in layer_file_shapes(self._config, layer, self._form.experts)]
-            named = self._read([name for name in names if self._part.holds(name)])
+        is_stacked = self._form.has_stacked_experts
+        for index in range(self._layer_range.first, self._layer_range.last + 1):
+            prefix, layer = self._form.layer_prefix(index), layer_of(self._cut.part, index)
+            named = self._read([name for name in self._held if name.startswith(prefix)])
             tensors = {name.removeprefix(prefix): tensor for name, tensor in named.items()}
             named.clear()
-            experts = self._cut.experts if isinstance(self._cut, ExpertCut) else None
-            yield fuse_layer(self._config, layer, self._form.experts, tensors, experts)
+            yield LayerWeights(layer, tensors, is_stacked=is_stacked, experts=self._cut.experts)
 
     def final_norm(self) -> torch.Tensor:
         """`[hidden_size]`."""
@@ -223,8 +152,8 @@ class StageWeights:
     def head(self, embedding: torch.Tensor | None) -> torch.Tensor:
         """`[vocab_size, hidden_size]`, or the rank's rows; where tied, those of the stage's `embedding` if it has one,
         also for an equal copy."""
-        rows = None if self._cut is None or self._cut.ranks == 1 else self._cut.vocabulary
-        if embedding is not None and rows is not None:
+        if embedding is not None and self._cut.ranks > 1:
+            rows = self._cut.vocabulary
             embedding = embedding[rows.start : rows.stop]
         name = head_name(self._config, self._form)
         if embedding is not None and name != _HEAD_NAME:
@@ -239,7 +168,7 @@ class StageWeights:
 
     def _read(self, names: list[str]) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
-        for name, tensor in read_tensors(self._model_dir, names, self._dtype, self._part.slices):
+        for name, tensor in read_tensors(self._model_dir, names, self._dtype, self._held):
             tensors[name] = tensor.to(self._device)
             self._loaded_bytes += tensor.nbytes
             self._progress(self._loaded_bytes, self._total_bytes)
