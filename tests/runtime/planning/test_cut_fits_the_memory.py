@@ -154,7 +154,7 @@ def test_cuts_of_a_70b_class_model(hosts: str, gibibytes: list[int], counts: lis
 
 @pytest.mark.parametrize(
     ("is_first", "is_last", "expected"),
-    [(True, True, 0), (False, False, 2 * GIBIBYTE), (True, False, GIBIBYTE + 8_192), (False, True, GIBIBYTE + 8_192)],
+    [(True, True, 0), (False, False, 2 * GIBIBYTE), (True, False, GIBIBYTE + 4_096), (False, True, GIBIBYTE + 4_096)],
     ids=["alone", "middle", "first", "last"],
 )
 def test_rings_of_links_are_counted(is_first: bool, is_last: bool, expected: int) -> None:
