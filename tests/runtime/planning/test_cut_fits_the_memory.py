@@ -167,7 +167,7 @@ def test_a_device_has_rings_beside_its_step_and_a_host_has_none() -> None:
     on_host = memory_of(config, "abc", [GIBIBYTE] * 3)
     on_device = replace(on_host, rooms=tuple(replace(room, is_device=True) for room in on_host.rooms))
     rings = [on_device.step_bytes(stage) - on_host.step_bytes(stage) for stage in range(3)]
-    hidden, rows = STEP.tokens * config.hidden_size * 4, STEP.rows * 16
+    hidden, rows = STEP.tokens * config.hidden_size * 4, STEP.rows * 8
     assert rings == [4 * hidden + 8 * rows, 8 * hidden, 4 * hidden + 8 * rows]
 
 
