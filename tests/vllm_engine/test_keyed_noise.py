@@ -113,7 +113,8 @@ def own_answer(model_dir: Path, sampling: RequestSampling, length: int, prompt: 
         fills = (SlotFill(0, 1, bordered(sampling, len(prompt))),) if seq == 0 else ()
         plan = StepPlan(seq, 0, fills, (row,), 8, -1, False, False)
         state.accept(plan)
-        sampled, _ = state.sample(plan, model_logits(ids)[None].clone())
+        drawn, _ = state.sample(plan, model_logits(ids)[None].clone())
+        sampled = drawn.rows()
         assert sampled[0].failure is None, sampled
         ids.append(sampled[0].token)
         if ids[-1] == EOS_TOKEN_ID:

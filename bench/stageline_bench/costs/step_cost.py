@@ -29,7 +29,7 @@ from stageline_runtime.stage.step.runner import StageRunner, step_kind
 from stageline_runtime.stage.telemetry.progress import StageProgress
 from stageline_runtime.stage.telemetry.state_clock import StateClock, Timeline
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
-from stageline_runtime.transport.protocol import FEEDBACK_WIDTH, NEWEST_COLUMN
+from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
 
 STAGES = 2
 ROWS = 8
@@ -44,8 +44,7 @@ class _NoWire:
 
     def __init__(self) -> None:
         self._hidden = torch.zeros(ROWS, HIDDEN_SIZE, dtype=torch.bfloat16)
-        self._feedback = torch.tensor([[1, 5]] * ROWS)
-        assert self._feedback.shape[1] == FEEDBACK_WIDTH == NEWEST_COLUMN + 1
+        self._feedback = torch.full((ROWS, FEEDBACK_WIDTH), 5)
 
     def post_hidden(self, seq: int, num_tokens: int) -> None:
         """Does nothing."""
@@ -116,8 +115,7 @@ class _Stage:
         plan = self._bus.receive(0)
         assert isinstance(plan, StepPlan), plan
         self._runner.accept(plan)
-        sampled = self._runner.run(plan_before)
-        assert isinstance(sampled, tuple)
+        sampled = self._runner.run(plan_before).rows()
         if self._runner.is_last:
             self._bus.send(StepDone(plan_before.seq, sampled))
         self._progress.count_step(plan_before, step_kind(plan_before))

@@ -88,6 +88,9 @@ class CudaAccelerator:
         self._capability_major = int(properties.major)
         self._identity = f"{torch.cuda.get_device_name(self.device)} {properties.uuid}"
 
+    def record(self, *, timed: bool = False) -> Event:
+        return self.main.record(timed=timed)
+
     def queues_experts(self, dtype: torch.dtype) -> bool:
         return dtype is torch.bfloat16 and self._capability_major in GROUPED_PRODUCT_MAJORS
 
@@ -104,6 +107,14 @@ class CudaAccelerator:
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Queue the copy of a small tensor of the host's to the device; torch keeps the pinned memory until it is."""
         return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def fill(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        self.copy(target, tensor.pin_memory())
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        target = self.pinned(tuple(tensor.shape), tensor.dtype)
+        self.copy(target, tensor)
+        return target
 
     def graph_recorder(self) -> GraphRecorder:
         return CudaGraphRecorder()

@@ -53,12 +53,28 @@ class GraphRecorder(Protocol):
         """Run `work` to warm it up, then record it; what it returned is written anew by each replay."""
 
 
-class Accelerator(Protocol):
-    """One device. `main` is the stream that layers run on, and the one that is active outside of any block."""
+class ComputeDevice(Protocol):
+    """What a stage computes on: the CPU, whose events are always done, or an accelerator."""
 
     @property
     def device(self) -> torch.device:
         """For tensors."""
+
+    def record(self, *, timed: bool = False) -> Event:
+        """Mark the end of the compute that is queued now."""
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Queue the copy of a small tensor of the host's to the device; returns the copy."""
+
+    def fill(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        """Queue the copy of a small tensor of the host's into `target`, which is on the device."""
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Queue the copy of a tensor to the host; it is there once an event that is recorded behind it is done."""
+
+
+class Accelerator(ComputeDevice, Protocol):
+    """One device. `main` is the stream that layers run on, and the one that is active outside of any block."""
 
     @property
     def main(self) -> Stream:
@@ -79,9 +95,6 @@ class Accelerator(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the active stream; host memory on either side must be pinned and stay until it is done."""
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Queue the copy of a small tensor of the host's to the device; returns the copy."""
 
     def graph_recorder(self) -> GraphRecorder:
         """Records graphs of this device's work."""

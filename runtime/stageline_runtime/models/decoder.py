@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from stageline_runtime.accelerator.cpu import HOST
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.device.attention import TritonAttention
@@ -144,12 +145,12 @@ class DecoderStage:
             num_slots=shape.num_slots,
             slot_tokens=shape.slot_tokens,
             num_blocks=num_blocks,
-            accelerator=self._accelerator,
+            device=self._accelerator or HOST,
         )
         caches = make_cache(self._config, shape, num_blocks, self._device)
         windows = layer_windows(self._config, shape)
         self._layers = DecoderLayers(self._parts, caches, windows, self._operators.attention, self._rotary)
-        self._table = StepTable(shape.max_step_tokens, self._blocks, self._accelerator)
+        self._table = StepTable(shape.max_step_tokens, self._blocks, self._accelerator or HOST)
 
     def reserve_cache(self, num_blocks: int) -> None:
         """Make the cache anew, of `num_blocks` blocks; what it held is forgotten."""

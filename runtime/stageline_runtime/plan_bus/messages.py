@@ -38,7 +38,7 @@ __all__ = [
 ]
 """Others import these from here."""
 
-PROTOCOL_VERSION = 19
+PROTOCOL_VERSION = 20
 
 
 class TransportKind(enum.StrEnum):

@@ -197,6 +197,10 @@ class StepPlan(Message, frozen=True, dict=True):
         """The rows that the last stage samples, in plan order; also the order of the feedback tensor."""
         return tuple(row for row in self.rows if row.need_sample)
 
+    @cached_property
+    def verifies_drafts(self) -> bool:
+        return any(row.num_drafts for row in self.rows)
+
     @property
     def reports_prompts(self) -> bool:
         """Whether the last stage is to report log probabilities of a prompt."""

@@ -35,8 +35,8 @@ HIDDEN_RING = 4
 FEEDBACK_RING = 8
 """Buffers of sampled rows on the first and the last stage."""
 
-FEEDBACK_WIDTH = 2
-"""64-bit numbers of a row of feedback: generation, newest token."""
+FEEDBACK_WIDTH = 1
+"""64-bit numbers of a row of feedback: the newest token."""
 
 FEEDBACK_ROW_BYTES = 8 * FEEDBACK_WIDTH
 

@@ -23,7 +23,6 @@ PROGRAMS_PER_PROCESSOR = 8
 """Of the first kernel: enough to read while others compute."""
 
 
-@torch.inference_mode()
 def sample_on_device(logits: Tensor, rows: list[RequestSampling], positions: list[int], place: Placing) -> Tensor:
     """Draw tokens `[num_rows]` int64 from float32 `logits` `[num_rows, vocab_size]`, all on the logits' device."""
     if logits.device.type == "cpu":

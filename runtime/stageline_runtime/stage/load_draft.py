@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from stageline_api.runtime_config import LayerRange
+from stageline_runtime.accelerator.cpu import HOST
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.model_facts.model_config import ModelConfig
 from stageline_runtime.models.families import build_any_stage_model, device_builder
@@ -51,7 +52,7 @@ class LoadedDraft:
             num_slots=self.shape.num_slots,
             max_step_tokens=self.max_step_tokens,
             vocab_size=self.vocab_size,
-            accelerator=self.accelerator,
+            device=self.accelerator or HOST,
             graphs=graphs,
         )
 

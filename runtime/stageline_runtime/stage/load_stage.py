@@ -18,6 +18,7 @@ import torch
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
 from stageline_api.runtime_config import LayerRange
+from stageline_runtime.accelerator.cpu import HOST
 from stageline_runtime.accelerator.protocol import Accelerator
 from stageline_runtime.contract import PodContract
 from stageline_runtime.guided.guide import GuideMaker
@@ -130,11 +131,11 @@ class StageLoader:
             hidden_size=config.hidden_size,
             dtype=dtype,
             guides=self._guides(Path(welcome.model_dir), config),
-            accelerator=self._accelerator,
+            device=self._accelerator or HOST,
             drafter=drafter,
             ranks=self._ranks.tensor,
             report_rows=report_rows(config.vocab_size),
-            vocab_size=config.vocab_size,
+            vocab_size=config.vocab_size if self._accelerator is None else 0,
         )
         return LoadedStage(runner=runner, transport=transport, in_flight=in_flight)
 

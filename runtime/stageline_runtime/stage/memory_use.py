@@ -265,7 +265,7 @@ def _runner(
         num_slots=shape.num_slots,
         hidden_size=config.hidden_size,
         dtype=shape.dtype,
-        accelerator=device,
+        device=device,
         drafter=drafter,
         report_rows=report_rows(config.vocab_size),
     )
@@ -274,5 +274,4 @@ def _runner(
 def _run(runner: StageRunner, plan: StepPlan) -> Sequence[SampledRow]:
     """Run a plan; what it sampled, once the device is done."""
     runner.accept(plan)
-    sampled = runner.run(plan)
-    return sampled if isinstance(sampled, tuple) else sampled.rows()
+    return runner.run(plan).rows()

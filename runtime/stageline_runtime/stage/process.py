@@ -217,8 +217,7 @@ class StageProcess:
             if (drafts := stage.runner.draft(part)) is not None:
                 stage.in_flight.add_drafts(plan, sampled, drafts)
             return
-        assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
-        done = FinishedPlan(plan, sampled)
+        done = FinishedPlan(plan, sampled.rows())
         self._finish(bus, stage.runner, done)
         if (drafts := stage.runner.draft(part)) is not None:
             self._finish(bus, stage.runner, done._replace(drafted=drafts.drafted()))

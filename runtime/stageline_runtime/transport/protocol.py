@@ -13,9 +13,6 @@ from torch import Tensor
 
 from stageline_runtime.planning.memory import FEEDBACK_WIDTH as FEEDBACK_WIDTH
 
-NEWEST_COLUMN = 1
-"""Of a feedback row."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireSizes:

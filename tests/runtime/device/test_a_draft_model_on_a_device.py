@@ -33,6 +33,7 @@ from stageline_runtime.stage.capturing import capture_draft
 from stageline_runtime.stage.load_draft import LoadedDraft, load_draft
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
+from stageline_runtime.stage.step.pending_rows import PendingRows
 from stageline_runtime.stage.step.sampling_state import slot_sampling
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, StateClock, WaitReason
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
@@ -109,7 +110,7 @@ def conversation(drafting: Drafter) -> list[tuple[DraftedRow, ...]]:
             known[row.slot] += [*held, new]
             count = len(held) + 1
             sampled.append(SampledRow(row.slot, 1, new, num_sampled=count))
-        drafting.take(plan, tuple(sampled))
+        drafting.take(plan, PendingRows.known(tuple(sampled)))
         drafted = drafting.draft(plan, lambda row: slots[row.slot])
         drafted.copy_out()
         said.append(drafted.drafted().rows)
@@ -173,7 +174,7 @@ class Successor:
 
 def successors(accelerator: Accelerator) -> Drafter:
     stage = DraftStage(model=Successor(), vocab_size=64, context_tokens=64)
-    return Drafter(stage, num_slots=SHAPE.num_slots, max_step_tokens=16, vocab_size=64, accelerator=accelerator)
+    return Drafter(stage, num_slots=SHAPE.num_slots, max_step_tokens=16, vocab_size=64, device=accelerator)
 
 
 def first_plan(draft_steps: int) -> StepPlan:
@@ -188,7 +189,7 @@ class ReadError(Exception):
 def test_no_step_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     drafting, plan = successors(LateAccelerator(0)), first_plan(6)
     drafting.accept(plan)
-    drafting.take(plan, (SampledRow(0, 1, 20),))
+    drafting.take(plan, PendingRows.known((SampledRow(0, 1, 20),)))
 
     def refuse(*_: object) -> None:
         raise ReadError
@@ -205,25 +206,14 @@ def test_no_step_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> No
     assert drafts.drafted().rows == (DraftedRow(0, 1, 4, (21, 22, 23, 24, 25, 26)),)
 
 
-class PendingToken:
-    """One sampled row that the device has yet to give."""
-
-    def __init__(self, row: SampledRow) -> None:
-        self._row = row
-        self.is_known = False
-
-    def copy_out(self) -> None:
-        """It is on its way."""
-
-    def rows(self) -> tuple[SampledRow, ...]:
-        self.is_known = True
-        return (self._row,)
-
-
 def test_tokens_that_come_late_are_waited_for_once_drafts_are_wanted() -> None:
     """Plans without drafts go by, and nobody reads what they sampled until then."""
-    drafting = successors(ImmediateAccelerator())
-    late = [PendingToken(SampledRow(0, 1, token)) for token in (30, 40, 50)]
+    device = ImmediateAccelerator()
+    drafting = successors(device)
+    late = [
+        PendingRows(device, (torch.tensor(token),), lambda read: (SampledRow(0, 1, int(read[0])),))
+        for token in (30, 40, 50)
+    ]
     for seq, pending in enumerate(late):
         row = PlanRow(0, 1, 0, 3, (5, 6, 7), need_sample=True) if seq == 0 else PlanRow(0, 1, 2 + seq, 1, (), True)
         plan = plan_of(seq, (row,), (SlotFill(0, 1, SAMPLINGS[0]),) if seq == 0 else ())
@@ -232,7 +222,7 @@ def test_tokens_that_come_late_are_waited_for_once_drafts_are_wanted() -> None:
     assert [pending.is_known for pending in late] == [False] * 3
     wanting = plan_of(3, (PlanRow(0, 1, 5, 1, (), need_sample=True, wants_drafts=True),), draft_steps=2)
     drafting.accept(wanting)
-    drafting.take(wanting, (SampledRow(0, 1, 60),))
+    drafting.take(wanting, PendingRows.known((SampledRow(0, 1, 60),)))
     assert drafting.draft(wanting, lambda _row: None).drafted().rows == (DraftedRow(0, 1, 7, (61, 62)),)
 
 
@@ -250,7 +240,7 @@ def test_drafting_is_a_state_of_its_own_behind_its_plan() -> None:
     drafting.accept(plan)
     marks.enter(BusyKind.PREFILL, "forward")
     marks.enter(WaitReason.HOST, "")
-    sampled = (SampledRow(0, 1, 20),)
+    sampled = PendingRows.known((SampledRow(0, 1, 20),))
     in_flight.add(plan, sampled)
     drafting.take(plan, sampled)
     marks.enter(BusyKind.DRAFT, "draft")
@@ -260,7 +250,7 @@ def test_drafting_is_a_state_of_its_own_behind_its_plan() -> None:
     following = plan_of(1, (PlanRow(1, 1, 0, 1, (3,), need_sample=False),))
     marks.enter(BusyKind.DECODE, "forward")
     marks.enter(WaitReason.HOST, "")
-    in_flight.add(following, ())
+    in_flight.add(following, PendingRows.known(()))
     done = []
     while in_flight:
         now[0] += 100

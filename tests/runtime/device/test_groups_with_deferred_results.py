@@ -38,10 +38,10 @@ from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.ranks.stage_ranks import StageRanks
 from stageline_runtime.stage.ranks.joining import JoinedRanks
-from stageline_runtime.stage.step.deferred_sampling import DeferredSampling
 from stageline_runtime.stage.step.drafter import Drafter
 from stageline_runtime.stage.step.in_flight import DeviceMarks, InFlight
 from stageline_runtime.stage.step.pending_drafts import DraftingRow
+from stageline_runtime.stage.step.pending_rows import PendingRows
 from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState
 from stageline_runtime.stage.telemetry.state_clock import IDLE, BusyKind, StateClock, WaitReason
@@ -78,7 +78,7 @@ class DeviceStage(LocalStage):
             num_slots=engine.workload.num_slots,
             hidden_size=model.hidden_size,
             dtype=model.dtype,
-            accelerator=accelerator,
+            device=accelerator,
             drafter=drafter_of(engine.workload, accelerator) if stage == engine.workload.num_stages - 1 else None,
         )
 
@@ -183,7 +183,7 @@ def learn_at_once(patch: pytest.MonkeyPatch) -> None:
     learn = Drafter._learn_sampled
 
     def only_what_is_known(self: Drafter, *, waits: bool) -> None:
-        while self._sampled and not isinstance(self._sampled[0][1], tuple):
+        while self._sampled and not self._sampled[0][1].is_known:
             self._sampled.popleft()
         learn(self, waits=waits)
 
@@ -240,7 +240,7 @@ SAMPLINGS = (
 
 def test_penalties_and_logprobs_do_not_depend_on_when_the_host_learns_of_tokens() -> None:
     """Nobody asks for rows until the end; only what a request's own history needs is taken earlier."""
-    on_cpu, deferred = SamplingState(), DeferredSampling(LateAccelerator(0))
+    on_cpu, deferred = SamplingState(), SamplingState(device=LateAccelerator(0))
     fills = tuple(SlotFill(slot, 1, sampling) for slot, sampling in enumerate(SAMPLINGS))
     expected, pending = [], []
     for seq in range(6):
@@ -251,8 +251,8 @@ def test_penalties_and_logprobs_do_not_depend_on_when_the_host_learns_of_tokens(
         rows, feedback = on_cpu.sample(plan, logits.clone())
         late, late_feedback = deferred.sample(plan, logits.clone())
         assert late_feedback.tolist() == feedback.tolist()
-        assert not isinstance(late, tuple), "nothing is waited for"
-        expected.append(rows)
+        assert not late.is_known, "nothing is waited for"
+        expected.append(rows.rows())
         pending.append(late)
     assert [rows.rows() for rows in pending] == expected
 
@@ -270,7 +270,7 @@ def test_marks_of_the_device_tile_the_hosts_time() -> None:
     for seq in range(3):
         marks.enter(BusyKind.DECODE, "forward")
         marks.enter(WaitReason.HOST, "")
-        in_flight.add(plan_of(seq, 1), ())
+        in_flight.add(plan_of(seq, 1), PendingRows.known(()))
     done: list[int] = []
     while in_flight:
         now[0] += 100
@@ -296,7 +296,7 @@ def test_the_watchdog_is_told_where_the_oldest_plan_hangs() -> None:
     marks.enter(WaitReason.RECV, "receive hidden")
     marks.watch(7, "receive hidden", 2)
     marks._marks += [mark._replace(event=never) for mark in marks._marks]
-    in_flight.add(plan_of(7, 1), ())
+    in_flight.add(plan_of(7, 1), PendingRows.known(()))
     failure = watchdog.failure_at(float("inf"))
     assert failure is not None
     assert (failure.step, failure.operation, failure.peer) == (7, "receive hidden", 2)

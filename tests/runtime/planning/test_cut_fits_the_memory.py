@@ -134,7 +134,7 @@ def test_cuts_of_a_70b_class_model(hosts: str, gibibytes: list[int], counts: lis
 
 @pytest.mark.parametrize(
     ("is_first", "is_last", "expected"),
-    [(True, True, 0), (False, False, 2 * GIBIBYTE), (True, False, GIBIBYTE + 8_192), (False, True, GIBIBYTE + 8_192)],
+    [(True, True, 0), (False, False, 2 * GIBIBYTE), (True, False, GIBIBYTE + 4_096), (False, True, GIBIBYTE + 4_096)],
     ids=["alone", "middle", "first", "last"],
 )
 def test_rings_of_links_are_counted(is_first: bool, is_last: bool, expected: int) -> None:
@@ -148,7 +148,7 @@ def test_a_device_has_rings_beside_its_step_and_a_host_has_none() -> None:
     on_device = replace(on_host, rooms=tuple(replace(room, is_device=True) for room in on_host.rooms))
     both = zip(on_device.stages_by_count([1] * 3), on_host.stages_by_count([1] * 3), strict=True)
     rings = [device.step_bytes - host.step_bytes for device, host in both]
-    hidden, rows = STEP.tokens * config.hidden_size * 4, STEP.rows * 16
+    hidden, rows = STEP.tokens * config.hidden_size * 4, STEP.rows * 8
     assert rings == [4 * hidden + 8 * rows, 8 * hidden, 4 * hidden + 8 * rows]
 
 

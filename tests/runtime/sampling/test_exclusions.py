@@ -75,5 +75,6 @@ def test_the_prompt_completes_no_word_and_output_generated_before_does() -> None
         row = PlanRow(0, 1, 0, len(PROMPT), PROMPT, need_sample=True)
         plan = StepPlan(0, 0, (SlotFill(0, 1, sampling),), (row,), len(PROMPT), -1, feedback_posted=True, dummy=False)
         state.accept(plan)
-        (sampled,), _ = state.sample(plan, torch.arange(VOCAB_SIZE, dtype=torch.float32)[None])
+        drawn, _ = state.sample(plan, torch.arange(VOCAB_SIZE, dtype=torch.float32)[None])
+        (sampled,) = drawn.rows()
         assert sampled.token == expected

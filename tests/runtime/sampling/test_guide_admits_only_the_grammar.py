@@ -233,6 +233,7 @@ def test_the_state_is_rebuilt_from_ids_behind_the_border(grammars: JsonGrammars,
     row = PlanRow(0, 1, 0, len(prompt + output), prompt + output, True)
     plan = StepPlan(0, 0, (SlotFill(0, 1, sampling),), (row,), row.num_tokens, -1, False, False)
     state.accept(plan)
-    [sampled], _ = state.sample(plan, torch.zeros(1, VOCAB_SIZE + 3))
+    drawn, _ = state.sample(plan, torch.zeros(1, VOCAB_SIZE + 3))
+    [sampled] = drawn.rows()
     assert sampled.failure is None
     assert tokenizer.token_bytes.of(sampled.token) in (b"e", b"ed")

@@ -23,7 +23,7 @@ def test_bias_and_temperature_change_the_token_but_not_its_log_probability() -> 
     plan = StepPlan(0, 0, fills, rows, 3, -1, False, False)
     state = SamplingState()
     state.accept(plan)
-    first, silent, last = state.sample(plan, logits.clone())[0]
+    first, silent, last = state.sample(plan, logits.clone())[0].rows()
     assert first.token == 7
     assert first.logprobs is not None
     assert first.logprobs.logprob == pytest.approx(float(reference[0, 7]), abs=1e-5)
@@ -37,7 +37,7 @@ def test_bias_and_temperature_change_the_token_but_not_its_log_probability() -> 
 
 
 def test_an_impossible_token_has_a_finite_log_probability() -> None:
-    raw = RawLogprobs(torch.tensor([[0.0, float("-inf")]]), [2])
+    raw = RawLogprobs(torch.tensor([[0.0, float("-inf")]]), {0: 2})
     logprobs = raw.of(0, raw.read(torch.tensor([0])))
     assert logprobs is not None
     assert logprobs.top == ((0, 0.0), (1, LOWEST))

@@ -29,8 +29,9 @@ def decode(generation: int, position: int) -> PlanRow:
 
 def step(state: SamplingState, of: StepPlan) -> list[int]:
     state.accept(of)
-    sampled, feedback = state.sample(of, _LOGITS.repeat(len(of.sampled_rows), 1))
-    assert feedback.tolist() == [[row.generation, row.token] for row in sampled]
+    drawn, feedback = state.sample(of, _LOGITS.repeat(len(of.sampled_rows), 1))
+    sampled = drawn.rows()
+    assert feedback.tolist() == [[row.token] for row in sampled]
     return [row.token for row in sampled]
 
 
@@ -66,7 +67,7 @@ def test_more_distinct_tokens_than_the_first_capacity() -> None:
     logits = torch.arange(vocab_size, 0, -1, dtype=torch.float32)[None]
     first = plan(0, chunk(1, 0, 9), fills=(SlotFill(3, 1, RequestSampling(0.0, 1.0, 0, 0, 0, presence_penalty=1e3)),))
     state.accept(first)
-    tokens = [state.sample(plan(seq, decode(1, seq)), logits.clone())[0][0].token for seq in range(1, 201)]
+    tokens = [state.sample(plan(seq, decode(1, seq)), logits.clone())[0].rows()[0].token for seq in range(1, 201)]
     assert tokens == [token for token in range(vocab_size) if token != 9][:200]
 
 
@@ -82,7 +83,8 @@ def test_plain_rows_say_the_same_beside_a_row_that_asks_for_more() -> None:
         fills = tuple(SlotFill(slot, 1, sampling) for slot, sampling in enumerate(requests))
         prompts = (PlanRow(slot, 1, 0, 2, (4, 5), True) for slot in range(count))
         state.accept(first := plan(0, *prompts, fills=fills))
-        sampled, feedback = state.sample(first, logits[:count].clone())
+        pending, feedback = state.sample(first, logits[:count].clone())
+        sampled = pending.rows()
         assert [row.logprobs is not None for row in sampled] == [each is asking for each in requests]
         drawn[count] = [
             (row.slot, row.token, *numbers) for row, numbers in zip(sampled, feedback.tolist(), strict=True)

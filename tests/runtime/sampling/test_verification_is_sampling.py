@@ -48,8 +48,9 @@ def plan(seq: int, row: PlanRow, *fills: SlotFill) -> StepPlan:
 
 def run(state: SamplingState, of: StepPlan, logits: torch.Tensor) -> SampledRow:
     state.accept(of)
-    (sampled,), feedback = state.sample(of, logits.clone())
-    assert feedback.tolist() == [[1, sampled.token]]
+    drawn, feedback = state.sample(of, logits.clone())
+    (sampled,) = drawn.rows()
+    assert feedback.tolist() == [[sampled.token]]
     return sampled
 
 
@@ -103,9 +104,10 @@ def test_a_verifying_row_of_a_slot_that_passed_on_leaves_its_holder_as_it_is() -
         prompt = PlanRow(0, generation, 0, len(PROMPT), PROMPT, need_sample=True)
         stale = PlanRow(0, 3 - generation, len(PROMPT), 2, (first.token, 4), need_sample=True, num_drafts=1)
         state.accept(plan(seq, prompt, SlotFill(0, generation, PARAMETERS["penalties"])))
-        assert state.sample(plan(seq, prompt), logits[:1].clone())[0][0].token == first.token
+        assert state.sample(plan(seq, prompt), logits[:1].clone())[0].rows()[0].token == first.token
         state.accept(plan(seq, stale))
-        (row,), _ = state.sample(plan(seq, stale), logits[1:3].clone())
+        drawn, _ = state.sample(plan(seq, stale), logits[1:3].clone())
+        (row,) = drawn.rows()
         assert (row.generation, row.failure) == (3 - generation, None)
     after = run(state, plan(3, verifying(len(PROMPT), first.token, expected[1].token)), logits[1:3])
     assert (after.num_sampled, after.token) == (2, expected[2].token)
@@ -125,10 +127,10 @@ def test_rows_with_and_without_drafts_share_a_plan() -> None:
     state.accept(both)
     other = torch.zeros(2, VOCAB_SIZE)
     other[0, 7] = other[1, 8] = 1.0
-    sampled, feedback = state.sample(both, torch.cat((logits[1:4], other)))
-    assert [(row.slot, row.token, row.num_sampled) for row in sampled] == [
+    drawn, feedback = state.sample(both, torch.cat((logits[1:4], other)))
+    assert [(row.slot, row.token, row.num_sampled) for row in drawn.rows()] == [
         (0, expected[3].token, 3),
         (1, 7, 1),
         (2, 8, 1),
     ]
-    assert feedback.tolist() == [[1, expected[3].token], [1, 7], [9, 8]]
+    assert feedback.tolist() == [[expected[3].token], [7], [8]]

@@ -7,6 +7,7 @@ from oracles.hash_model import VOCAB_SIZE, reference_logits
 from oracles.paged_store import own_blocks
 from stageline_runtime.plan_bus.messages import DraftedRow, PlanRow, RequestSampling, SampledRow, SlotFill, StepPlan
 from stageline_runtime.stage.step.drafter import Drafter, DraftStage
+from stageline_runtime.stage.step.pending_rows import PendingRows
 
 PROMPT = (3, 1, 4, 1, 5)
 GREEDY = RequestSampling(temperature=0.0)
@@ -39,7 +40,7 @@ def plan(seq: int, row: PlanRow, draft_steps: int, *, fills: tuple[SlotFill, ...
 
 def drafted(drafting: Drafter, given: StepPlan, *sampled: SampledRow) -> DraftedRow:
     drafting.accept(given)
-    drafting.take(given, sampled)
+    drafting.take(given, PendingRows.known(sampled))
     (row,) = drafting.draft(given, lambda _row: None).drafted().rows
     return row
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.simulated_pipeline import GREEDY
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill, StepPlan
-from stageline_runtime.stage.step.runner import DeviceSlotTokens, SlotTokens
+from stageline_runtime.stage.step.slot_tokens import SlotTokens
 
-Make = Callable[[int], SlotTokens | DeviceSlotTokens]
+Make = Callable[[int], SlotTokens]
 pytestmark = pytest.mark.parametrize(
-    "make", [SlotTokens, partial(DeviceSlotTokens, accelerator=ImmediateAccelerator())], ids=["host", "device"]
+    "make", [SlotTokens, partial(SlotTokens, device=ImmediateAccelerator())], ids=["host", "device"]
 )
 
 
@@ -36,7 +36,7 @@ class Wire:
         return torch.tensor(self.rows.pop(seq))
 
 
-def filled(make: Make, *slots: tuple[int, int]) -> SlotTokens | DeviceSlotTokens:
+def filled(make: Make, *slots: tuple[int, int]) -> SlotTokens:
     tokens = make(4)
     for slot, generation in slots:
         tokens.fill(SlotFill(slot, generation, GREEDY))
@@ -45,7 +45,7 @@ def filled(make: Make, *slots: tuple[int, int]) -> SlotTokens | DeviceSlotTokens
 
 def test_feedback_is_applied_in_order_and_only_as_far_as_asked(make: Make) -> None:
     tokens, wire = filled(make, (0, 1), (2, 1)), Wire()
-    for seq, rows in enumerate(([[1, 10], [1, 20]], [[1, 11]], [[1, 21]])):
+    for seq, rows in enumerate(([[10], [20]], [[11]], [[21]])):
         wire.rows[seq] = rows
     tokens.expect(plan(0, (0, 1), (2, 1)))
     tokens.expect(plan(1, (0, 1)))
@@ -72,7 +72,7 @@ def test_feedback_of_a_former_holder_is_taken_and_dropped(make: Make) -> None:
     tokens, wire = filled(make, (0, 1)), Wire()
     tokens.expect(plan(0, (0, 1)))
     tokens.expect(plan(1, (0, 1)))
-    wire.rows = {0: [[1, 10]], 1: [[1, 11]]}
+    wire.rows = {0: [[10]], 1: [[11]]}
     tokens.apply_through(0, wire.take)
     tokens.fill(SlotFill(0, 2, GREEDY))
     before = tokens.inputs(plan(9, (0, 2), padded_tokens=1)).tolist()

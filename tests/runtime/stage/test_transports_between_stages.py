@@ -86,7 +86,7 @@ def test_many_plans_cross_and_nothing_piles_up(ends: tuple[Transport, Transport]
         first.post_feedback(seq, 2)
         first.send_hidden(seq, hidden(seq))
         assert torch.equal(second.wait_hidden(seq), hidden(seq))
-        rows = torch.tensor([[seq, 7], [seq, 9]])
+        rows = torch.tensor([[seq], [9]])
         second.send_feedback(seq, rows)
         for each in ends:
             assert isinstance(each, SocketTransport)

@@ -9,8 +9,10 @@ from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.engine.scheduling.row_selection import SelectedRows
 from stageline_runtime.engine.scheduling.slot_assignment import SlotAssignment
 from stageline_runtime.plan_bus.messages import PlanRow, SampledRow, StepPlan
+from stageline_runtime.sampling.adjustments import Placing
 from stageline_runtime.stage.step import sampling_state
-from stageline_runtime.stage.step.sampling_state import Draws, SamplingState, SlotSampling
+from stageline_runtime.stage.step.pending_rows import PendingRows
+from stageline_runtime.stage.step.sampling_state import SamplingState, SlotSampling
 
 Patch = pytest.MonkeyPatch
 
@@ -41,10 +43,10 @@ def draw_every_draft_by_one_noise(patch: Patch) -> None:
 
 
 def forget_history_between_drafts(patch: Patch) -> None:
-    def draw(self: SlotSampling, row: PlanRow, logits: Tensor, draws: Draws) -> list[int]:
+    def draw(self: SlotSampling, row: PlanRow, logits: Tensor, place: Placing) -> list[int]:
         history, self.seen = self.seen, None
         try:
-            return _draw_without_history(self, row, logits, draws)
+            return _draw_without_history(self, row, logits, place)
         finally:
             self.seen = history
 
@@ -55,13 +57,13 @@ def forget_history_between_drafts(patch: Patch) -> None:
 def say_that_every_draft_holds(patch: Patch) -> None:
     sample = SamplingState.sample
 
-    def all_hold(self: SamplingState, plan: StepPlan, logits: Tensor) -> tuple[tuple[SampledRow, ...], Tensor]:
+    def all_hold(self: SamplingState, plan: StepPlan, logits: Tensor) -> tuple[PendingRows, Tensor]:
         sampled, feedback = sample(self, plan, logits)
         more = tuple(
             msgspec.structs.replace(row, num_sampled=1 + planned.num_drafts)
-            for planned, row in zip(plan.sampled_rows, sampled, strict=True)
+            for planned, row in zip(plan.sampled_rows, sampled.rows(), strict=True)
         )
-        return more, feedback
+        return PendingRows.known(more), feedback
 
     patch.setattr(SamplingState, "sample", all_hold)
 

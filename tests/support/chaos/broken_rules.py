@@ -16,20 +16,21 @@ from stageline_runtime.engine.scheduling.scheduler import NewToken, Scheduler
 from stageline_runtime.engine.scheduling.slot_ledger import SlotLedger
 from stageline_runtime.plan_bus.messages import Place, PlanRow, SampledRow, SlotBlocks, StepPlan
 from stageline_runtime.sampling.adjustments import SeenTokens
-from stageline_runtime.stage.step.runner import SlotTokens, StageRunner
+from stageline_runtime.stage.step.pending_rows import PendingRows
+from stageline_runtime.stage.step.runner import StageRunner
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
+from stageline_runtime.stage.step.slot_tokens import SlotTokens
 from stageline_runtime.transport.socket_transport import SocketTransport
 
 Patch = pytest.MonkeyPatch
 Take = Callable[[int], Tensor]
-SampledRows = tuple[SampledRow, ...]
 
 
 def apply_stale_feedback(patch: Patch) -> None:
     def apply(self: SlotTokens, feedback_through: int, take: Take) -> None:
         while self.due(feedback_through):
             plan = self._expected.popleft()
-            for planned, (_generation, token) in zip(plan.sampled_rows, take(plan.seq).tolist(), strict=True):
+            for planned, token in zip(plan.sampled_rows, take(plan.seq)[:, 0], strict=True):
                 self._token[planned.slot] = token
 
     patch.setattr(SlotTokens, "apply_through", apply)
@@ -79,7 +80,7 @@ def sample_rows_in_another_order(patch: Patch) -> None:
 def send_feedback_rows_in_another_order(patch: Patch) -> None:
     sample = SamplingState.sample
 
-    def flipped(self: SamplingState, plan: StepPlan, logits: Tensor) -> tuple[SampledRows, Tensor]:
+    def flipped(self: SamplingState, plan: StepPlan, logits: Tensor) -> tuple[PendingRows, Tensor]:
         sampled, feedback = sample(self, plan, logits)
         return sampled, feedback.flip(0)
 

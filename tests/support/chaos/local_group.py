@@ -24,7 +24,8 @@ from chaos.watched_slot_tokens import WatchedSlotTokens
 from oracles.hash_draft_model import HashDraftModel
 from oracles.hash_model import VOCAB_SIZE, HashModel, reference_logits
 from oracles.scripted_drafts import MODELS
-from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.accelerator.cpu import HOST
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import Place, Shutdown, StepDone, StepPlan
 from stageline_runtime.plan_bus.step_plan import plan_of_rank
@@ -138,9 +139,8 @@ class LocalStage:
     def _run(self, part: StepPlan) -> None:
         sampled = self._runner.run(part)
         self.ran.append(part.seq)
-        assert isinstance(sampled, tuple), "rows are pending where nothing is in flight"
         if self._runner.tells:
-            self._engine.done.append(StepDone(part.seq, sampled, self._runner.take_reports(part)))
+            self._engine.done.append(StepDone(part.seq, sampled.rows(), self._runner.take_reports(part)))
         drafts = self._runner.draft(part)
         if drafts is not None:
             self._engine.done.append(drafts.drafted())
@@ -149,7 +149,7 @@ class LocalStage:
         return plan_of_rank(plan, self.place.rank, self._joined.ranks.experts.size)
 
 
-def drafter_of(workload: Workload, accelerator: Accelerator | None = None) -> Drafter | None:
+def drafter_of(workload: Workload, device: ComputeDevice = HOST) -> Drafter | None:
     """The last stage's, where the workload has a draft model."""
     if workload.drafting not in MODELS:
         return None
@@ -163,7 +163,7 @@ def drafter_of(workload: Workload, accelerator: Accelerator | None = None) -> Dr
         num_slots=workload.num_slots,
         max_step_tokens=workload.max_step_tokens,
         vocab_size=VOCAB_SIZE,
-        accelerator=accelerator,
+        device=device,
     )
 
 

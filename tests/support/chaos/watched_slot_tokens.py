@@ -9,16 +9,17 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.plan_bus.messages import PlanRow, SlotFill, StepPlan
-from stageline_runtime.stage.step.runner import SlotTokens
+from stageline_runtime.stage.step.slot_tokens import SlotTokens
 
 
 class WatchedSlotTokens(SlotTokens):
     """Takes the place of the runner's `SlotTokens`."""
 
-    def __init__(self, num_slots: int, *, seen: Counter[str]) -> None:
+    def __init__(self, num_slots: int, device: ComputeDevice, *, seen: Counter[str]) -> None:
         """`seen` counts the stale rows that came."""
-        super().__init__(num_slots)
+        super().__init__(num_slots, device)
         self._seen = seen
         self._living = [0] * num_slots
         self._right = [0] * num_slots
@@ -34,26 +35,26 @@ class WatchedSlotTokens(SlotTokens):
             self._to_come[plan.seq] = plan
 
     def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
-        taken: list[tuple[int, list[list[int]]]] = []
+        taken: list[tuple[int, list[int]]] = []
 
         def watched_take(seq: int) -> Tensor:
             assert seq <= feedback_through, (
                 f"feedback of plan {seq} is waited for, but only {feedback_through} is named"
             )
             rows = take(seq)
-            taken.append((seq, rows.tolist()))
+            taken.append((seq, rows.flatten().tolist()))
             return rows
 
         super().apply_through(feedback_through, watched_take)
         due = sorted(seq for seq in self._to_come if seq <= feedback_through)
         assert [seq for seq, _ in taken] == due, f"feedback taken of {taken}, due was that of {due}"
-        for seq, rows in taken:
-            self._account(self._to_come.pop(seq), rows)
+        for seq, tokens in taken:
+            self._account(self._to_come.pop(seq), tokens)
         assert self._held() == self._right, f"through {feedback_through}: {self._held()} is not {self._right}"
 
-    def _account(self, plan: StepPlan, rows: list[list[int]]) -> None:
-        for row, (generation, token) in zip(plan.sampled_rows, rows, strict=True):
-            if self._living[row.slot] == generation == row.generation:
+    def _account(self, plan: StepPlan, tokens: list[int]) -> None:
+        for row, token in zip(plan.sampled_rows, tokens, strict=True):
+            if self._living[row.slot] == row.generation:
                 self._right[row.slot] = token
             else:
                 self._seen["stale feedback"] += 1

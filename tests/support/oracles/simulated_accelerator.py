@@ -55,6 +55,26 @@ class _SimulatedDevice:
 
     device = CPU
     num_processors = 8
+    main: Stream
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def record(self, *, timed: bool = False) -> Event:
+        return self.main.record(timed=timed)
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        target = torch.empty_like(tensor)
+        self.fill(target, tensor)
+        return target
+
+    def fill(self, target: torch.Tensor, tensor: torch.Tensor) -> None:
+        self.copy(target, tensor.clone())
+
+    def to_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        target = self.pinned(tuple(tensor.shape), tensor.dtype)
+        self.copy(target, tensor)
+        return target
 
     def queues_experts(self, dtype: torch.dtype) -> bool:
         return dtype is torch.bfloat16
@@ -87,12 +107,6 @@ class ImmediateAccelerator(_SimulatedDevice):
 
     def side_stream(self) -> Stream:
         return ImmediateStream()
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
 
     def synchronize(self) -> None:
         pass
@@ -223,11 +237,6 @@ class SimulatedAccelerator(_SimulatedDevice):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self.current.queue(lambda: target.copy_(source))
-
-    def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        target = torch.empty_like(tensor)
-        self.copy(target, tensor.clone())
-        return target
 
     def synchronize(self) -> None:
         self.run_until(lambda: not any(stream.tasks for stream in self.streams))

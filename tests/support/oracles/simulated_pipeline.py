@@ -14,7 +14,7 @@ from oracles.paged_store import PagedStore
 from stageline_runtime.engine.scheduling.request import Request
 from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, StepPlan
 from stageline_runtime.plan_bus.step_plan import rank_of_slot
-from stageline_runtime.stage.step.runner import SlotTokens
+from stageline_runtime.stage.step.slot_tokens import SlotTokens
 
 GREEDY = RequestSampling(temperature=0.0, top_p=1.0, top_k=0, seed=0, choice=0)
 STOP_TOKEN = 7
@@ -101,7 +101,7 @@ class SimulatedPipeline:
             inputs, ids = ids[: row.num_tokens], ids[row.num_tokens :]
             sampled += self._run_row(plan.seq, row, inputs)
         if plan.feedback_posted:
-            self._feedback[plan.seq] = torch.tensor([[row.generation, row.token] for row in sampled])
+            self._feedback[plan.seq] = torch.tensor([[row.token] for row in sampled])
         self.results.append((plan.seq, tuple(sampled)))
 
     def _cache_of(self, slot: int) -> PagedStore:

@@ -65,7 +65,7 @@ class CoveredStage:
         shape = self._shape
         self._caches = make_cache(self._config, shape, num_blocks)
         self._blocks = BlockTable(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, num_blocks=num_blocks)
-        self._table = StepTable(shape.max_step_tokens, self._blocks, None)
+        self._table = StepTable(shape.max_step_tokens, self._blocks)
 
     @torch.inference_mode()
     def change_tables(self, changes: Sequence[SlotBlocks]) -> None:

@@ -15,8 +15,8 @@ from itertools import accumulate
 
 import torch
 
-from stageline_runtime.accelerator.protocol import Accelerator
-from stageline_runtime.models.protocol import CPU
+from stageline_runtime.accelerator.cpu import HOST
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.plan_bus.messages import BusProtocolError, GraphMode, PlanRow, SlotBlocks
 from stageline_runtime.plan_bus.step_plan import blocks_of
 
@@ -184,15 +184,12 @@ class StepTensors:
 class BlockTable:
     """Which block holds each part of each slot, as plans say."""
 
-    def __init__(
-        self, *, num_slots: int, slot_tokens: int, num_blocks: int, accelerator: Accelerator | None = None
-    ) -> None:
-        self._accelerator = accelerator
+    def __init__(self, *, num_slots: int, slot_tokens: int, num_blocks: int, device: ComputeDevice = HOST) -> None:
+        self._device = device
         self._num_slots, self._num_blocks = num_slots, num_blocks
         self._width = blocks_of(slot_tokens)
-        device = CPU if accelerator is None else accelerator.device
         # What no slot has, and what padding has, is the block behind the last.
-        self.tensor = torch.full((num_slots + 1, self._width), num_blocks, dtype=torch.int32, device=device)
+        self.tensor = torch.full((num_slots + 1, self._width), num_blocks, dtype=torch.int32, device=device.device)
         self._lengths = [0] * num_slots
 
     def change(self, changes: Iterable[SlotBlocks]) -> None:
@@ -219,9 +216,8 @@ class BlockTable:
             blocks += (*change.blocks, *(self._num_blocks,) * given_up)
         if places:
             # Of a part that changes twice the last one counts; a device may write both in any order.
-            newest = torch.tensor([*dict(zip(places, blocks, strict=True)).items()])
-            placed = newest if self._accelerator is None else self._accelerator.place(newest)
-            self.tensor.view(-1)[placed[:, 0]] = placed[:, 1].to(torch.int32)
+            newest = self._device.place(torch.tensor([*dict(zip(places, blocks, strict=True)).items()]))
+            self.tensor.view(-1)[newest[:, 0]] = newest[:, 1].to(torch.int32)
 
     def check(self, rows: Iterable[PlanRow]) -> None:
         """Raises BusProtocolError where a row lies behind the blocks of its slot, or outside of all slots."""
@@ -235,25 +231,20 @@ class BlockTable:
 class StepTable:
     """Where the plans' tables are put, for plans of up to `max_tokens` tokens.
 
-    On a device the buffer is made at load and filled by one small copy. The host's side is pinned memory, given anew
-    for each copy: torch keeps it until the copy out of it is done.
+    The buffer is made at load and filled by one small copy.
     """
 
-    def __init__(self, max_tokens: int, blocks: BlockTable, accelerator: Accelerator | None) -> None:
+    def __init__(self, max_tokens: int, blocks: BlockTable, device: ComputeDevice = HOST) -> None:
         # A token, a decode tile with its part and, should chunks be short, a prefill tile for every two tokens.
         size = max_tokens * (_TOKEN + _TILE + _PART) + (max_tokens + 1) // 2 * _TILE
-        self._accelerator = accelerator
+        self._device = device
         self._blocks = blocks
-        self._table = torch.zeros(size, dtype=torch.int32, device=blocks.tensor.device)
+        self._table = torch.zeros(size, dtype=torch.int32, device=device.device)
 
     def fill(self, batch: StepBatch) -> StepTensors:
         """Put a plan's table there; what is returned views the one buffer, so it holds until the next plan."""
         flat = torch.tensor(batch.flat(), dtype=torch.int32)
-        if self._accelerator is None:
-            self._table[: len(flat)] = flat
-        else:
-            staged = self._accelerator.pinned(tuple(flat.shape), flat.dtype).copy_(flat)
-            self._accelerator.copy(self._table[: len(flat)], staged)
+        self._device.fill(self._table[: len(flat)], flat)
         num_tiles = len(batch.decode_tiles)
         num_parts = num_tiles if batch.part_tokens else 0
         return self.view(len(batch.tokens), num_tiles, num_parts, len(batch.prefill_tiles))

@@ -19,15 +19,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stageline_runtime.accelerator.protocol import Accelerator
+from stageline_runtime.accelerator.cpu import HOST
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import GraphMode, PlanRow, RequestSampling, SampledRow, SlotBlocks, StepPlan
 from stageline_runtime.plan_bus.step_plan import blocks_of, padded_size, plan_graph_mode
+from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.speculation.draft_history import DraftHistory
-from stageline_runtime.stage.step.deferred_sampling import draws_on
-from stageline_runtime.stage.step.in_flight import Sampled
+from stageline_runtime.stage.step.host_tensors import int64s
 from stageline_runtime.stage.step.pending_drafts import DraftingRow, PendingDrafts
-from stageline_runtime.stage.step.sampling_state import ON_CPU, SlotSampling
+from stageline_runtime.stage.step.pending_rows import PendingRows
+from stageline_runtime.stage.step.sampling_state import SlotSampling
 
 MOST_TIMED_TOKENS = 16
 """Of a first step that counts as one like the others; more is catching up."""
@@ -68,7 +70,7 @@ class Drafter:
         num_slots: int,
         max_step_tokens: int,
         vocab_size: int,
-        accelerator: Accelerator | None = None,
+        device: ComputeDevice = HOST,
         graphs: GraphMode = GraphMode.OFF,
     ) -> None:
         """`max_step_tokens`: most that it catches up with at once. `vocab_size` is that of the model it drafts for,
@@ -80,10 +82,9 @@ class Drafter:
         self._history = DraftHistory(num_slots)
         self._max_step_tokens = max_step_tokens
         self._vocab_size = vocab_size
-        self._accelerator = accelerator
+        self._device = device
         self._graphs = graphs
-        self._draws = ON_CPU if accelerator is None else draws_on(accelerator)
-        self._sampled: deque[tuple[StepPlan, Sampled]] = deque()
+        self._sampled: deque[tuple[StepPlan, PendingRows]] = deque()
         """Plans in order, whose tokens the history doesn't have yet."""
 
     def accept(self, plan: StepPlan) -> None:
@@ -101,7 +102,7 @@ class Drafter:
             if row.is_chunk and self._history.is_current(row.slot, row.generation):
                 self._history.take(row.slot, row.position, row.token_ids)
 
-    def take(self, plan: StepPlan, sampled: Sampled) -> None:
+    def take(self, plan: StepPlan, sampled: PendingRows) -> None:
         """Take what was sampled for a plan's rows, or will have been."""
         self._sampled.append((plan, sampled))
 
@@ -112,7 +113,7 @@ class Drafter:
         if plan.dummy:
             return self._time_steps(plan)
         rows = [DraftingRow(planned, sampling_of(planned)) for planned in plan.drafted_rows]
-        drafts = PendingDrafts(plan.seq, rows, self._accelerator, self._keep)
+        drafts = PendingDrafts(plan.seq, rows, self._device, self._keep)
         here = [row for row in rows if self._history.is_current(row.planned.slot, row.planned.generation)]
         inputs = self._missed(here)
         if inputs:
@@ -143,7 +144,7 @@ class Drafter:
                 return
             if len(going) < len(rows):
                 rows = [rows[index] for index in going]
-                newest = newest[self._draws.place(torch.tensor(going))]
+                newest = newest[self._device.place(int64s(going))]
             newest = self._go_on(plan.seq, rows, newest)
             drafts.add(rows, newest)
 
@@ -169,11 +170,11 @@ class Drafter:
             rows.append(PlanRow(planned.slot, planned.generation, each.position, count, tuple(each.ids), each.draws))
             ids += each.ids
             ends += [len(ids) - 1] if each.draws else []
-        place = self._draws.place
-        hidden = self._forward(self._plan_of(seq, tuple(rows)), place(torch.tensor(ids, dtype=torch.int64)))
+        place = self._device.place
+        hidden = self._forward(self._plan_of(seq, tuple(rows)), place(int64s(ids)))
         if not ends:
             return torch.empty(0, dtype=torch.int64, device=hidden.device)
-        return self._draw([each.row for each in inputs if each.draws], self._logits(hidden[place(torch.tensor(ends))]))
+        return self._draw([each.row for each in inputs if each.draws], self._logits(hidden[place(int64s(ends))]))
 
     def _go_on(self, seq: int, rows: Sequence[DraftingRow], newest: Tensor) -> Tensor:
         """The tokens `[num_rows]` after the `newest` drafts, which are computed."""
@@ -199,9 +200,9 @@ class Drafter:
     def _draw(self, rows: Sequence[DraftingRow], logits: Tensor) -> Tensor:
         for row, own in zip(rows, logits, strict=True):
             if row.sampling is not None:
-                row.sampling.change(own, row.next_position, self._draws.place, masks=row.num_drafted == 0)
+                row.sampling.change(own, row.next_position, self._device.place, masks=row.num_drafted == 0)
         asked = [_GREEDY if row.sampling is None else row.sampling.sampling for row in rows]
-        drawn = self._draws.sample(logits, asked, [row.next_position for row in rows])
+        drawn = sample_on_device(logits, asked, [row.next_position for row in rows], self._device.place)
         for row in rows:
             row.num_drafted += 1
             row.next_position += 1
@@ -217,12 +218,10 @@ class Drafter:
         """Take what was sampled, in plan order: all that the host knows, or with `waits` all."""
         while self._sampled:
             plan, sampled = self._sampled[0]
-            if not isinstance(sampled, tuple):
-                if not (waits or sampled.is_known):
-                    return
-                sampled = sampled.rows()
+            if not (waits or sampled.is_known):
+                return
             self._sampled.popleft()
-            self._take(plan, sampled)
+            self._take(plan, sampled.rows())
 
     def _take(self, plan: StepPlan, sampled: Sequence[SampledRow]) -> None:
         for planned, row in zip(plan.sampled_rows, sampled, strict=True):
@@ -232,11 +231,11 @@ class Drafter:
 
     def _time_steps(self, plan: StepPlan) -> PendingDrafts:
         """Steps of no row, through all layers and the head."""
-        drafts = PendingDrafts(plan.seq, (), self._accelerator)
-        newest = self._draws.place(torch.zeros(1, dtype=torch.int64))
+        drafts = PendingDrafts(plan.seq, (), self._device)
+        newest = self._device.place(torch.zeros(1, dtype=torch.int64))
         for _ in range(plan.draft_steps):
             hidden = self._forward(self._plan_of(plan.seq, ()), newest)
-            newest = self._draws.sample(self._logits(hidden[:1]), [_GREEDY], [1])
+            newest = sample_on_device(self._logits(hidden[:1]), [_GREEDY], [1], self._device.place)
             drafts.add((), newest)
         drafts.end()
         return drafts

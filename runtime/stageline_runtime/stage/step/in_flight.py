@@ -11,29 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from stageline_runtime.accelerator.protocol import Accelerator, Event, Stream
 from stageline_runtime.plan_bus.messages import Drafted, SampledRow, StepPlan
 from stageline_runtime.stage.step.pending_drafts import PendingDrafts
+from stageline_runtime.stage.step.pending_rows import PendingRows
 from stageline_runtime.stage.telemetry.state_clock import State, StateClock
 from stageline_runtime.stage.telemetry.watchdog import Watchdog
-
-
-class PendingRows(Protocol):
-    @property
-    def is_known(self) -> bool:
-        """Whether they have been read."""
-
-    def copy_out(self) -> None:
-        """Queue their copy to the host; after everything that other stages wait for."""
-
-    def rows(self) -> tuple[SampledRow, ...]:
-        """The rows, after waiting for the copy; asked again, the same."""
-
-
-Sampled = tuple[SampledRow, ...] | PendingRows
-"""What running a plan gives: the sampled rows (CPU), or a handle to them while the device still works."""
 
 
 class DeviceMark(NamedTuple):
@@ -111,13 +96,12 @@ class FinishedPlan(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _Plan:
     plan: StepPlan
-    sampled: Sampled
+    sampled: PendingRows
     marks: list[DeviceMark]
     drafts: PendingDrafts | None = None
 
     def finished(self) -> FinishedPlan:
-        rows = self.sampled if isinstance(self.sampled, tuple) else self.sampled.rows()
-        return FinishedPlan(self.plan, rows, None if self.drafts is None else self.drafts.drafted())
+        return FinishedPlan(self.plan, self.sampled.rows(), None if self.drafts is None else self.drafts.drafted())
 
 
 class InFlight:
@@ -140,13 +124,12 @@ class InFlight:
         """Of the plan that the device is at; there must be one."""
         return self._plans[0].plan.seq
 
-    def add(self, plan: StepPlan, sampled: Sampled) -> None:
+    def add(self, plan: StepPlan, sampled: PendingRows) -> None:
         """All of a plan's work is queued; what it sampled begins its way to the host."""
-        if not isinstance(sampled, tuple):
-            sampled.copy_out()
+        sampled.copy_out()
         self._append(_Plan(plan, sampled, self._marks.take()))
 
-    def add_drafts(self, plan: StepPlan, sampled: Sampled, drafts: PendingDrafts) -> None:
+    def add_drafts(self, plan: StepPlan, sampled: PendingRows, drafts: PendingDrafts) -> None:
         """All draft steps of the plan that was added last are queued; what they drew begins its way to the host."""
         drafts.copy_out()
         self._append(_Plan(plan, sampled, self._marks.take(), drafts))

@@ -4,15 +4,13 @@ Each step's tokens stay where they were drawn and are the next step's input, so 
 the one before. They are copied out together, behind the last step, and read once.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from stageline_runtime.accelerator.protocol import Accelerator, Event
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.plan_bus.messages import Drafted, DraftedRow, PlanRow
 from stageline_runtime.stage.step.sampling_state import SlotSampling
 
@@ -40,43 +38,24 @@ def _nothing(_row: DraftingRow, _drafts: Sequence[int]) -> None:
     """What is drafted for no row teaches nothing."""
 
 
-class _HostMoment:
-    """An event of the CPU, which does its work where it is asked for."""
-
-    def __init__(self) -> None:
-        self._seconds = time.perf_counter()
-
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        """Nothing is outstanding."""
-
-    def seconds_since(self, earlier: Event) -> float:
-        return self._seconds - cast(_HostMoment, earlier)._seconds
-
-
 class PendingDrafts:
     """Filled by the drafter, step by step; then copied out, then read."""
 
-    def __init__(
-        self, seq: int, rows: Sequence[DraftingRow], accelerator: Accelerator | None, learn: Learn = _nothing
-    ) -> None:
+    def __init__(self, seq: int, rows: Sequence[DraftingRow], device: ComputeDevice, learn: Learn = _nothing) -> None:
         """`rows`: all that the plan wants drafts for, also those that get none."""
         self._seq = seq
         self._rows = rows
-        self._accelerator = accelerator
+        self._device = device
         self._learn = learn
         self._drawn_for: list[DraftingRow] = []
         self._drawn: list[Tensor] = []
         self._timed_steps = 0
-        self._began = self._ended = self._moment()
+        self._began = self._ended = self._copied = device.record(timed=True)
         self._tokens = torch.empty(0, dtype=torch.int64)
-        self._copied: Event = self._ended
 
     def begin_timing(self) -> None:
         """What a step takes is told of those from now on."""
-        self._began, self._timed_steps = self._moment(), 0
+        self._began, self._timed_steps = self._device.record(timed=True), 0
 
     def add(self, rows: Sequence[DraftingRow], tokens: Tensor) -> None:
         """A step has drawn `tokens` `[num_rows]`, one for each of `rows`, of which there may be none."""
@@ -86,18 +65,15 @@ class PendingDrafts:
 
     def end(self) -> None:
         """There are no more steps."""
-        self._ended = self._copied = self._moment()
+        self._ended = self._device.record(timed=True)
         if self._drawn_for:
             self._tokens = torch.cat(self._drawn)
 
     def copy_out(self) -> None:
-        """Queue the copy of all tokens to the host, where they aren't there already."""
-        if self._accelerator is None:
-            return
-        on_host = self._accelerator.pinned(tuple(self._tokens.shape), self._tokens.dtype)
+        """Queue the copy of all tokens to the host."""
         if self._drawn_for:
-            self._accelerator.copy(on_host, self._tokens)
-        self._tokens, self._copied = on_host, self._accelerator.main.record()
+            self._tokens = self._device.to_host(self._tokens)
+        self._copied = self._device.record()
 
     def drafted(self) -> Drafted:
         """The drafts, after waiting for the copy; asked for once."""
@@ -109,6 +85,3 @@ class PendingDrafts:
             self._learn(row, drafts)
         seconds = self._ended.seconds_since(self._began) / self._timed_steps if self._timed_steps else 0.0
         return Drafted(self._seq, tuple(row.said(drafts) for row, drafts in tokens.items()), seconds)
-
-    def _moment(self) -> Event:
-        return _HostMoment() if self._accelerator is None else self._accelerator.main.record(timed=True)

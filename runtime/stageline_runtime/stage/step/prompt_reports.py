@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stageline_runtime.accelerator.protocol import Accelerator, Event
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.models.protocol import StageModel
 from stageline_runtime.plan_bus.messages import PlanRow, PromptReport, StepPlan
 from stageline_runtime.plan_bus.prompt_report import packed
@@ -53,30 +53,26 @@ class _RowReport:
 
 
 class StepReports:
-    """What one plan reports of prompts; on a device it is on its way to the host."""
+    """What one plan reports of prompts, on its way to the host."""
 
-    def __init__(self, rows: Iterable[_RowReport], accelerator: Accelerator | None) -> None:
-        self._rows = tuple(rows)
-        self._copied: Event | None = None
-        if accelerator is not None and self._rows:
-            self._rows = tuple(_RowReport(row.planned, _on_host(row.results, accelerator)) for row in self._rows)
-            self._copied = accelerator.main.record()
+    def __init__(self, rows: Iterable[_RowReport], device: ComputeDevice) -> None:
+        self._rows = tuple(_RowReport(row.planned, _on_host(row.results, device)) for row in rows)
+        self._copied = device.record()
 
     def written(self) -> tuple[PromptReport, ...]:
         """The reports, after waiting for the copy."""
-        if self._copied is not None:
-            self._copied.wait()
+        self._copied.wait()
         return tuple(row.written() for row in self._rows)
 
 
 class PromptReports:
     """Makes the reports of plans, in their order."""
 
-    def __init__(self, model: StageModel, rows_at_once: int, accelerator: Accelerator | None) -> None:
+    def __init__(self, model: StageModel, rows_at_once: int, device: ComputeDevice) -> None:
         """`rows_at_once`: over how many rows the head runs at once."""
         self._model = model
         self._rows_at_once = rows_at_once
-        self._accelerator = accelerator
+        self._device = device
         self._by_plan: dict[int, StepReports] = {}
 
     def run(self, plan: StepPlan, hidden: Tensor, *, tells: bool) -> None:
@@ -91,7 +87,7 @@ class PromptReports:
                 own, ranks, ids, values = (torch.cat(parts) for parts in zip(*pieces, strict=True))
                 reports.append(_RowReport(row, (own, ranks, ids, values)))
         if tells:
-            self._by_plan[plan.seq] = StepReports(reports, self._accelerator)
+            self._by_plan[plan.seq] = StepReports(reports, self._device)
 
     def take(self, seq: int) -> tuple[PromptReport, ...]:
         """The reports of a plan that is done; once."""
@@ -99,9 +95,7 @@ class PromptReports:
         return () if reports is None else reports.written()
 
     def _pieces(self, row: PlanRow, states: Tensor, *, tells: bool) -> list[Results]:
-        targets = torch.tensor(row.report_targets, dtype=torch.int64)
-        if self._accelerator is not None:
-            targets = self._accelerator.place(targets)
+        targets = self._device.place(torch.tensor(row.report_targets, dtype=torch.int64))
         pieces = list[Results]()
         for at in range(0, len(states), self._rows_at_once):
             logits = self._model.head(states[at : at + self._rows_at_once])
@@ -120,11 +114,6 @@ def _reported(plan: StepPlan, hidden: Tensor) -> Iterator[tuple[PlanRow, Tensor]
         offset += row.num_tokens
 
 
-def _on_host(results: Results, accelerator: Accelerator) -> Results:
-    targets = []
-    for tensor in results:
-        target = accelerator.pinned(tuple(tensor.shape), tensor.dtype)
-        accelerator.copy(target, tensor)
-        targets.append(target)
-    own, ranks, ids, values = targets
+def _on_host(results: Results, device: ComputeDevice) -> Results:
+    own, ranks, ids, values = map(device.to_host, results)
     return own, ranks, ids, values

@@ -12,8 +12,9 @@ on one of them alone would be enough. So the first one samples, and the others t
 import torch
 from torch import Tensor
 
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.model_facts.rank_cut import head_rows
-from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, SampledRow, StepPlan
+from stageline_runtime.plan_bus.messages import PlanRow, RequestSampling, StepPlan
 from stageline_runtime.ranks.protocol import RankGroup
 from stageline_runtime.sampling.part_draws import (
     OPEN,
@@ -24,7 +25,9 @@ from stageline_runtime.sampling.part_draws import (
     draw_among_parts,
 )
 from stageline_runtime.sampling.sampler import is_free
-from stageline_runtime.stage.step.sampling_state import feedback_of_drawn, is_plain
+from stageline_runtime.stage.step.host_tensors import int64s
+from stageline_runtime.stage.step.pending_rows import PendingRows
+from stageline_runtime.stage.step.sampling_state import is_plain
 from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
 
 SHARE_SAMPLED = "all-gather, sampled rows"
@@ -34,7 +37,7 @@ SHARE_DRAWN = "all-gather, drawn tokens"
 
 
 def share_sampled(ranks: RankGroup, feedback: Tensor) -> Tensor:
-    """The first rank's `[num_sampled_rows, 2]`, whatever the others give."""
+    """The first rank's `[num_sampled_rows, 1]`, whatever the others give."""
     return feedback if ranks.size == 1 else ranks.all_gather(feedback, SHARE_SAMPLED)[0]
 
 
@@ -95,16 +98,17 @@ class PartDraws:
 class OtherRankSampling:
     """Stands in for `SamplingState` on all ranks but the first."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: ComputeDevice) -> None:
         self._device = device
 
     def accept(self, _plan: StepPlan, /) -> None:
         """Nothing: requests are the first rank's."""
 
-    def sample(self, plan: StepPlan, _logits: Tensor, /) -> tuple[tuple[SampledRow, ...], Tensor]:
+    def sample(self, plan: StepPlan, _logits: Tensor, /) -> tuple[PendingRows, Tensor]:
         """No row for the engine, and a place for the first rank's feedback."""
-        return (), torch.zeros(len(plan.sampled_rows), FEEDBACK_WIDTH, dtype=torch.int64, device=self._device)
+        shape = len(plan.sampled_rows), FEEDBACK_WIDTH
+        return PendingRows.known(()), torch.zeros(shape, dtype=torch.int64, device=self._device.device)
 
-    def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[tuple[SampledRow, ...], Tensor]:
+    def take_drawn(self, _plan: StepPlan, tokens: list[int]) -> tuple[PendingRows, Tensor]:
         """No row for the engine, and the feedback that the first rank has too."""
-        return (), feedback_of_drawn(plan, tokens).to(self._device)
+        return PendingRows.known(()), self._device.place(int64s(tokens)).unsqueeze(1)

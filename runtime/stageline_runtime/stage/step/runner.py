@@ -3,15 +3,12 @@
 Plans run in `seq` order. Everything sent, received or sampled follows from the plan alone; the clock is told at each
 change of state and the watchdog of each operation that could hang.
 
-The first stage remembers the newest token of each slot. Sampled tokens come back to it as feedback, which is applied in
-plan order just before inputs are built. Invariant: a row of a stale generation is never applied, however late it comes;
-every posted feedback is taken exactly once.
+A plan's work is queued on the device, and its sampled rows come to the host later; a CPU is a device that has done its
+work when a call returns.
 """
 
-from array import array
-from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -25,110 +22,24 @@ from stageline_api.telemetry.timeline import (
     SEND_FEEDBACK,
     SEND_HIDDEN,
 )
-from stageline_runtime.accelerator.protocol import Accelerator, Event
+from stageline_runtime.accelerator.cpu import HOST
+from stageline_runtime.accelerator.protocol import ComputeDevice, Event
 from stageline_runtime.guided.guide import GuideMaker
-from stageline_runtime.models.protocol import CPU, CutsHead, StageModel
-from stageline_runtime.plan_bus.messages import BusProtocolError, PromptReport, SlotFill, StepPlan
+from stageline_runtime.models.protocol import CutsHead, StageModel
+from stageline_runtime.plan_bus.messages import BusProtocolError, PromptReport, StepPlan
 from stageline_runtime.ranks.protocol import LoneRank, RankGroup
-from stageline_runtime.stage.step.deferred_sampling import DeferredSampling, is_waited_for
 from stageline_runtime.stage.step.drafter import Drafter
-from stageline_runtime.stage.step.in_flight import Sampled
+from stageline_runtime.stage.step.host_tensors import int64s
 from stageline_runtime.stage.step.pending_drafts import PendingDrafts
+from stageline_runtime.stage.step.pending_rows import PendingRows
 from stageline_runtime.stage.step.prompt_reports import PromptReports
 from stageline_runtime.stage.step.rank_sampling import OtherRankSampling, PartDraws, share_sampled
 from stageline_runtime.stage.step.sampling_state import SamplingState, sampled_token_indices
+from stageline_runtime.stage.step.slot_tokens import SlotTokens
 from stageline_runtime.stage.telemetry.state_clock import BusyKind, State, WaitReason
-from stageline_runtime.transport.protocol import NEWEST_COLUMN as NEWEST
 from stageline_runtime.transport.protocol import Transport
 
-
-class ExpectedFeedback:
-    """Which request holds each slot, and which plans' feedback is still to come; knows no token."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._generation = [0] * num_slots
-        self._expected: deque[StepPlan] = deque()
-
-    def fill(self, fill: SlotFill) -> None:
-        """A request takes a slot; what its former holder still has coming is stale from now on."""
-        self._generation[fill.slot] = fill.generation
-
-    def expect(self, plan: StepPlan) -> None:
-        """Plan `plan` will be followed by feedback; called in plan order."""
-        if plan.feedback_posted:
-            self._expected.append(plan)
-
-    def due(self, feedback_through: int) -> bool:
-        """Whether feedback up to `feedback_through` is still to be applied."""
-        return bool(self._expected) and self._expected[0].seq <= feedback_through
-
-    def take_due(self, feedback_through: int) -> Iterator[StepPlan]:
-        """The plans whose feedback is to be applied now, in order; each is given once."""
-        while self.due(feedback_through):
-            yield self._expected.popleft()
-
-    def is_current(self, slot: int, generation: int) -> bool:
-        """Whether the slot is still held by the request that had this generation."""
-        return self._generation[slot] == generation
-
-
-class SlotTokens(ExpectedFeedback):
-    """Newest token of every slot, in host memory."""
-
-    def __init__(self, num_slots: int) -> None:
-        super().__init__(num_slots)
-        self._token = [0] * num_slots
-
-    def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
-        """Apply all feedback up to plan `feedback_through`; `take(seq)` gives its rows `[num_rows, 2]`."""
-        for plan in self.take_due(feedback_through):
-            rows = take(plan.seq).tolist()
-            for planned, (generation, token) in zip(plan.sampled_rows, rows, strict=True):
-                if generation != planned.generation:
-                    what = f"generation {generation} of slot {planned.slot}, not {planned.generation}"
-                    raise BusProtocolError(f"the last stage's feedback of plan {plan.seq} is of {what}")
-                if self.is_current(planned.slot, generation):
-                    self._token[planned.slot] = token
-
-    def inputs(self, plan: StepPlan) -> Tensor:
-        """Token ids `[padded_tokens]` of a plan: prompt chunks from the plan, decode rows from feedback."""
-        ids: list[int] = []
-        for row in plan.rows:
-            ids.extend(row.token_ids or (self._token[row.slot],))
-        ids.extend([0] * (plan.padded_tokens - len(ids)))
-        return torch.frombuffer(array("q", ids), dtype=torch.int64)
-
-
-class DeviceSlotTokens(ExpectedFeedback):
-    """Newest token of every slot, in device memory: the host never sees a value, so it never waits for one.
-
-    Which rows of a feedback are stale follows from generations, which the host knows; such a row's token is written to
-    one more place, which no slot reads.
-    """
-
-    def __init__(self, num_slots: int, accelerator: Accelerator) -> None:
-        super().__init__(num_slots)
-        self._accelerator = accelerator
-        self._unread = num_slots
-        self._token = torch.zeros(num_slots + 1, dtype=torch.int64, device=accelerator.device)
-
-    def apply_through(self, feedback_through: int, take: Callable[[int], Tensor]) -> None:
-        for plan in self.take_due(feedback_through):
-            rows = take(plan.seq)
-            places = [
-                row.slot if self.is_current(row.slot, row.generation) else self._unread for row in plan.sampled_rows
-            ]
-            written = self._accelerator.place(torch.tensor(places, dtype=torch.int64))
-            self._token[written] = rows[:, NEWEST]
-
-    def inputs(self, plan: StepPlan) -> Tensor:
-        """As `SlotTokens.inputs`; decode rows are given to the device as `-1 - slot`."""
-        ids: list[int] = []
-        for row in plan.rows:
-            ids.extend(row.token_ids or (-1 - row.slot,))
-        ids.extend([0] * (plan.padded_tokens - len(ids)))
-        given = self._accelerator.place(torch.tensor(ids, dtype=torch.int64))
-        return torch.where(given < 0, self._token[(-1 - given).clamp(min=0)], given)
+_NO_ROWS: Final = PendingRows.known(())
 
 
 class Marks(Protocol):
@@ -164,15 +75,15 @@ class StageRunner:
         hidden_size: int,
         dtype: torch.dtype,
         guides: GuideMaker | None = None,
-        accelerator: Accelerator | None = None,
+        device: ComputeDevice = HOST,
         drafter: Drafter | None = None,
         ranks: RankGroup | None = None,
         report_rows: int = 8,
         vocab_size: int = 0,
     ) -> None:
-        """`drafter`: on the last stage's first rank, where the group has a draft model. `ranks`: of this stage, which
-        need the model's `vocab_size` where there are several. `report_rows`: over how many rows the head runs at once
-        for log probabilities of prompts.
+        """`drafter`: on the last stage's first rank, where the group has a draft model. `ranks`: of this stage.
+        `report_rows`: over how many rows the head runs at once for log probabilities of prompts. `vocab_size` of the
+        model: several ranks draw by parts of it, where they can; 0: they always gather the logits.
         """
         self._model = model
         self._drafter = drafter
@@ -183,25 +94,21 @@ class StageRunner:
         self._last = stage_count - 1
         self._hidden_size = hidden_size
         self._dtype = dtype
-        self._accelerator = accelerator
-        self._device = CPU if accelerator is None else accelerator.device
-        self._tokens = SlotTokens(num_slots) if accelerator is None else DeviceSlotTokens(num_slots, accelerator)
+        self._device = device
+        self._tokens = SlotTokens(num_slots, device)
         self._arrived: Event | None = None
-        """On a device: the hidden tensor of a plan that the host waits for is here."""
+        """The hidden tensor of a plan that the host waits for is here."""
         self._guides = guides
         self._ranks = ranks if ranks is not None else LoneRank()
-        self._sampling: SamplingState | OtherRankSampling
+        self._sampling: SamplingState | OtherRankSampling = SamplingState(guides, device)
         if self._ranks.rank > 0:
-            self._sampling = OtherRankSampling(self._device)
-        else:
-            self._sampling = SamplingState(guides) if accelerator is None else DeferredSampling(accelerator, guides)
+            self._sampling = OtherRankSampling(device)
         self._cut_head: CutsHead | None = None
         self._parts: PartDraws | None = None
-        if self._ranks.size > 1 and self.is_last and accelerator is None:
+        if self._ranks.size > 1 and self.is_last and vocab_size:
             assert isinstance(model, CutsHead), "ranks share a head that can't be had in parts"
-            assert vocab_size > 0, "the size of the vocabulary is not said"
             self._cut_head, self._parts = model, PartDraws(self._ranks, model.first_token, vocab_size)
-        self._reports = PromptReports(model, report_rows, accelerator)
+        self._reports = PromptReports(model, report_rows, device)
 
     @property
     def is_first(self) -> bool:
@@ -229,8 +136,8 @@ class StageRunner:
         if self._guides is not None:
             self._guides.prepare(schema, when_ready)
 
-    def run(self, plan: StepPlan) -> Sampled:
-        """Run one plan; returns the sampled rows (the last stage's; empty elsewhere). On a device: queue it.
+    def run(self, plan: StepPlan) -> PendingRows:
+        """Queue one plan; returns the sampled rows (the last stage's; empty elsewhere).
 
         Whoever calls it is in torch's inference mode.
 
@@ -245,7 +152,7 @@ class StageRunner:
             if self.is_first:
                 hidden = self._model.embed(hidden)
             hidden = self._model.layers(hidden, batch)
-        sampled: Sampled = ()
+        sampled = _NO_ROWS
         if not self.is_last:
             self._send(plan, hidden)
         elif plan.sampled_rows:
@@ -277,7 +184,7 @@ class StageRunner:
         itself.
         """
         if plan.is_heartbeat:
-            return torch.zeros(plan.padded_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+            return torch.zeros(plan.padded_tokens, self._hidden_size, dtype=self._dtype, device=self._device.device)
         if self._tokens.due(plan.feedback_through):
             self._enter(WaitReason.FEEDBACK, plan, RECEIVE_FEEDBACK, self._last)
             self._tokens.apply_through(plan.feedback_through, self._transport.wait_feedback)
@@ -287,8 +194,7 @@ class StageRunner:
     def _receive(self, plan: StepPlan) -> Tensor:
         self._enter(WaitReason.RECV, plan, RECEIVE_HIDDEN, self._stage - 1)
         hidden = self._transport.wait_hidden(plan.seq)
-        is_awaited = self.is_last and is_waited_for(plan)
-        self._arrived = self._accelerator.main.record() if self._accelerator is not None and is_awaited else None
+        self._arrived = self._device.record() if self.is_last and _is_waited_for(plan) else None
         return hidden
 
     def _send(self, plan: StepPlan, hidden: Tensor) -> None:
@@ -296,13 +202,13 @@ class StageRunner:
         self._enter(reason, plan, SEND_HIDDEN, self._stage + 1)
         self._transport.send_hidden(plan.seq, hidden)
 
-    def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
+    def _sample(self, plan: StepPlan, hidden: Tensor) -> PendingRows:
         sampled = self._sample_from(plan, self._sampled_from(plan, hidden))
         if self._drafter is not None:
             self._drafter.take(plan, sampled)
         return sampled
 
-    def _sample_from(self, plan: StepPlan, hidden_rows: Tensor) -> Sampled:
+    def _sample_from(self, plan: StepPlan, hidden_rows: Tensor) -> PendingRows:
         rows = None if self._parts is None else self._parts.rows_of(plan)
         if self._parts is None or self._cut_head is None or rows is None:
             return self._sample_logits(plan, self._model.head(hidden_rows))
@@ -314,11 +220,13 @@ class StageRunner:
         self._send_known_feedback(plan, feedback)
         return sampled
 
-    def _sample_logits(self, plan: StepPlan, logits: Tensor) -> Sampled:
+    def _sample_logits(self, plan: StepPlan, logits: Tensor) -> PendingRows:
         if self._arrived is not None:
             self._await_arrival(plan, self._arrived)
         sampled, feedback = self._sampling.sample(plan, logits)
         self._send_feedback(plan, feedback)
+        if _is_waited_for(plan):
+            sampled.rows()
         return sampled
 
     def _await_arrival(self, plan: StepPlan, arrived: Event) -> None:
@@ -329,21 +237,17 @@ class StageRunner:
 
     def _sampled_from(self, plan: StepPlan, hidden: Tensor) -> Tensor:
         """The hidden states `[num_draws, hidden_size]` that the plan's sampled rows are drawn from."""
-        indices = sampled_token_indices(plan)
-        if indices == list(range(len(indices))):
+        if plan.num_tokens == len(plan.sampled_rows):
             # Every step that only decodes: nothing to gather, and without padding nothing to cut off.
-            return hidden if len(indices) == plan.padded_tokens else hidden[: len(indices)]
-        chosen = torch.tensor(indices, dtype=torch.int64)
-        return hidden[chosen if self._accelerator is None else self._accelerator.place(chosen)]
+            return hidden if plan.num_tokens == plan.padded_tokens else hidden[: plan.num_tokens]
+        return hidden[self._device.place(int64s(sampled_token_indices(plan)))]
 
     def drafts_after(self, plan: StepPlan) -> bool:
         """Whether tokens are drafted here once the plan has been run."""
         return plan.draft_steps > 0 and self.tells
 
     def draft(self, plan: StepPlan) -> PendingDrafts | None:
-        """Run the draft steps of a plan that has been run and told; on a device, queue them behind it, before another
-        plan is run. None where it has none.
-        """
+        """Queue the draft steps of a plan behind it, before another plan is run. None where it has none."""
         if not self.drafts_after(plan):
             return None
         if self._drafter is None:
@@ -383,3 +287,11 @@ def step_kind(plan: StepPlan) -> BusyKind:
     if not plan.num_chunks:
         return BusyKind.DECODE
     return BusyKind.PREFILL if plan.num_chunks == len(plan.rows) else BusyKind.MIXED
+
+
+def _is_waited_for(plan: StepPlan) -> bool:
+    """Whether the host has to know what was sampled before it goes on: how many drafts hold is the host's to decide,
+    and a draft model goes on from ids. Drafts are sent where stages would have nothing to do, so the wait keeps little
+    work from the device.
+    """
+    return plan.draft_steps > 0 or plan.verifies_drafts

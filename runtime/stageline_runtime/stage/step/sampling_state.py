@@ -6,15 +6,20 @@ state of a slot belongs to one generation; a row of another one, which runs dead
 A verifying row is drawn at each of its tokens, with the parameters, the noise and the history that a decode row at that
 position would have; it keeps what is drawn up to the first draw that is not the draft. So it says what decode rows one
 by one would have said. Where history changes logits, each draw waits for the one before; elsewhere all are one draw.
+
+Drawn tokens stay on the device for feedback, and the host reads them later. Two kinds of plans wait for the device. One
+verifies drafts: the host decides how many hold. The other has a request whose next token depends on its output
+(penalties, a grammar). That output was sampled at least one plan of its cohort earlier, so its copy is mostly done.
 """
 
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-import torch
 from torch import Tensor
 
+from stageline_runtime.accelerator.cpu import HOST
+from stageline_runtime.accelerator.protocol import ComputeDevice
 from stageline_runtime.guided.guide import Guide, GuideMaker
 from stageline_runtime.plan_bus.messages import (
     BusProtocolError,
@@ -26,23 +31,13 @@ from stageline_runtime.plan_bus.messages import (
     TokenLogprobs,
 )
 from stageline_runtime.sampling.adjustments import Placing, SeenTokens, adjust, stay
+from stageline_runtime.sampling.device_sampler import sample_on_device
 from stageline_runtime.sampling.exclusions import Tail, exclude
 from stageline_runtime.sampling.logprobs import RawLogprobs
-from stageline_runtime.sampling.sampler import sample
-from stageline_runtime.transport.protocol import FEEDBACK_WIDTH
+from stageline_runtime.stage.step.host_tensors import int64s
+from stageline_runtime.stage.step.pending_rows import PendingRows
 
 _CHEAPEST = RequestSampling(temperature=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """How tokens are drawn where the logits are: on the CPU, or on a device by `sample_on_device`."""
-
-    sample: Callable[[Tensor, list[RequestSampling], list[int]], Tensor]
-    place: Placing
-
-
-ON_CPU = Draws(sample, stay)
 
 
 @dataclass(slots=True)
@@ -54,10 +49,13 @@ class SlotSampling:
     seen: SeenTokens | None
     guide: Guide | None
     tail: Tail | None = None
+    needs_history: bool = field(init=False)
+    """Whether its output changes what it draws next."""
     is_plain: bool = field(init=False)
     """Whether it is drawn from the logits as they are, and nothing is told of it but its token."""
 
     def __post_init__(self) -> None:
+        self.needs_history = self.seen is not None or self.guide is not None or self.tail is not None
         self.is_plain = is_plain(self.sampling) and not self.needs_history
 
     def take_inputs(self, position: int, token_ids: tuple[int, ...]) -> None:
@@ -70,11 +68,6 @@ class SlotSampling:
             self.tail.add(token_ids[border:])
         if self.guide is not None and token_ids[border:]:
             self.guide.take(token_ids[border:])
-
-    @property
-    def needs_history(self) -> bool:
-        """Whether what it has said changes what it says next."""
-        return self.seen is not None or self.guide is not None or self.tail is not None
 
     def change(self, logits: Tensor, position: int, place: Placing = stay, *, masks: bool = True) -> None:
         """Bias, penalise and mask the request's logits `[vocab_size]` in place; the token to draw is at `position`.
@@ -95,13 +88,13 @@ class SlotSampling:
         if self.guide is not None:
             self.guide.take((token,))
 
-    def draw_in_turn(self, row: PlanRow, logits: Tensor, draws: Draws) -> list[int]:
+    def draw_in_turn(self, row: PlanRow, logits: Tensor, place: Placing) -> list[int]:
         """What a verifying row of a request with history keeps, drawn one by one from `[num_draws, vocab_size]`."""
         tokens: list[int] = []
         for index, expected in enumerate((*row.token_ids[1:], None)):
             position = row.position + index + 1
-            self.change(logits[index], position, draws.place)
-            token = int(draws.sample(logits[index : index + 1], [self.sampling], [position]))
+            self.change(logits[index], position, place)
+            token = int(sample_on_device(logits[index : index + 1], [self.sampling], [position], place))
             self.take_output(token)
             tokens.append(token)
             if token != expected or self.failure is not None:
@@ -133,11 +126,13 @@ def slot_sampling(generation: int, sampling: RequestSampling, guide: Guide | Non
 class SamplingState:
     """Sampling parameters and history by slot; filled by the plan that gives the slot out."""
 
-    def __init__(self, guides: GuideMaker | None = None, draws: Draws = ON_CPU) -> None:
+    def __init__(self, guides: GuideMaker | None = None, device: ComputeDevice = HOST) -> None:
         """`guides` is needed by requests with a schema only."""
         self._guides = guides
-        self._draws = draws
+        self._device = device
         self._by_slot: dict[int, SlotSampling] = {}
+        self._newest: dict[int, PendingRows] = {}
+        """By slot: the newest sample of a request that needs its history."""
 
     def accept(self, plan: StepPlan) -> None:
         """Take a plan's fills and prompt tokens; called once for each plan, in order, before `sample`."""
@@ -147,34 +142,57 @@ class SamplingState:
             if row.is_chunk and (slot := self.live(row)) is not None:
                 slot.take_inputs(row.position, row.token_ids)
 
-    def sample(self, plan: StepPlan, logits: Tensor) -> tuple[tuple[SampledRow, ...], Tensor]:
+    def sample(self, plan: StepPlan, logits: Tensor) -> tuple[PendingRows, Tensor]:
         """Sample the plan's rows from logits `[num_draws, vocab_size]` float32, which are overwritten.
 
-        Returns the rows for the engine and the feedback tensor `[num_sampled_rows, 2]` for the first stage.
+        Returns the rows for the engine and the feedback for the first stage: newest tokens `[num_sampled_rows, 1]`.
         """
         rows = plan.sampled_rows
-        place = self._draws.place
         slots = [self.live(row) for row in rows]
-        if all(
-            slot is not None and slot.is_plain and not row.num_drafts for row, slot in zip(rows, slots, strict=True)
-        ):
-            plain = _sample_plain(rows, [slot for slot in slots if slot is not None], logits, self._draws)
-            return plain, place(_feedback(plain))
-        logprobs = RawLogprobs(logits, top_counts(slots, rows), place)
-        drawn, kept = _draw(rows, slots, logits, self._draws)
-        read = [tensor.cpu() for tensor in logprobs.read(place(torch.tensor(drawn)))]
+        special = [(index, slot) for index, slot in enumerate(slots) if slot is not None and not slot.is_plain]
+        for index, _ in special:
+            if (earlier := self._newest.pop(rows[index].slot, None)) is not None:
+                earlier.rows()
+        if plan.verifies_drafts:
+            return self._verify(rows, slots, logits)
+        place = self._device.place
+        logprobs = RawLogprobs(logits, _top_counts(special), place)
+        positions = [row.position + row.num_tokens for row in rows]
+        for index, slot in special:
+            slot.change(logits[index], positions[index], place)
+        # A row without a slot runs dead: the cheapest draw will do.
+        sampling = [_CHEAPEST if slot is None else slot.sampling for slot in slots]
+        tokens = sample_on_device(logits, sampling, positions, place)
+        read = partial(_drawn_rows, rows, special, logprobs)
+        drawn = PendingRows(self._device, (tokens, *logprobs.read(tokens)), read)
+        for index, slot in special:
+            if slot.needs_history:
+                self._newest[rows[index].slot] = drawn
+        return drawn, tokens.unsqueeze(1)
+
+    def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[PendingRows, Tensor]:
+        """As `sample`, for a plan of plain rows that verifies nothing, whose tokens have been drawn."""
+        rows = plan.sampled_rows
+        drawn = tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
+        return PendingRows.known(drawn), self._device.place(int64s(tokens)).unsqueeze(1)
+
+    def _verify(
+        self, rows: tuple[PlanRow, ...], slots: list[SlotSampling | None], logits: Tensor
+    ) -> tuple[PendingRows, Tensor]:
+        """As `sample`, for a plan that verifies drafts."""
+        place = self._device.place
+        of_draws = [slot for slot, row in zip(slots, rows, strict=True) for _ in range(row.num_draws)]
+        logprobs = RawLogprobs(logits, _top_counts(enumerate(of_draws)), place)
+        drawn, kept = _draw(rows, slots, logits, place)
+        read = [tensor.cpu() for tensor in logprobs.read(place(int64s(drawn)))]
         sampled: list[SampledRow] = []
         first = 0
         for row, slot, tokens in zip(rows, slots, kept, strict=True):
             listed = [logprobs.of(first + index, read) for index in range(len(tokens))]
             sampled.append(_sampled_row(row, slot, tokens, listed))
             first += row.num_draws
-        return tuple(sampled), place(_feedback(sampled))
-
-    def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[tuple[SampledRow, ...], Tensor]:
-        """As `sample`, for a plan of plain rows that verifies nothing, whose tokens have been drawn."""
-        drawn = _drawn_plain(plan.sampled_rows, tokens)
-        return drawn, self._draws.place(_feedback(drawn))
+        newest = place(int64s([row.token for row in sampled]))
+        return PendingRows.known(tuple(sampled)), newest.unsqueeze(1)
 
     def _fill(self, fill: SlotFill) -> None:
         sampling = fill.sampling
@@ -192,21 +210,29 @@ class SamplingState:
         return None if slot is None or slot.generation != row.generation else slot
 
 
-def _sample_plain(
-    rows: tuple[PlanRow, ...], slots: list[SlotSampling], logits: Tensor, draws: Draws
+def _top_counts(draws: Iterable[tuple[int, SlotSampling | None]]) -> dict[int, int]:
+    """How many tokens to list with each draw whose request asks for some."""
+    asked = ((index, slot.sampling.num_top_logprobs) for index, slot in draws if slot is not None)
+    return {index: count for index, count in asked if count is not None}
+
+
+def _drawn_rows(
+    rows: tuple[PlanRow, ...], special: list[tuple[int, SlotSampling]], logprobs: RawLogprobs, read: Sequence[Tensor]
 ) -> tuple[SampledRow, ...]:
-    """The sampled rows of a plan that verifies nothing, whose requests are all plain: of most plans."""
-    positions = [row.position + row.num_tokens for row in rows]
-    tokens: list[int] = draws.sample(logits, [slot.sampling for slot in slots], positions).tolist()
-    return _drawn_plain(rows, tokens)
+    """The rows of a plan that verifies nothing, which their requests take; `read`: the tokens, and log probabilities.
 
-
-def _drawn_plain(rows: tuple[PlanRow, ...], tokens: list[int]) -> tuple[SampledRow, ...]:
-    return tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
+    `special`: requests that aren't plain, with the place of their rows.
+    """
+    tokens: list[int] = read[0].tolist()
+    sampled = [SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True)]
+    for index, slot in special:
+        slot.take_output(tokens[index])
+        sampled[index] = _sampled_row(rows[index], slot, [tokens[index]], [logprobs.of(index, read[1:])])
+    return tuple(sampled)
 
 
 def _draw(
-    rows: tuple[PlanRow, ...], slots: list[SlotSampling | None], logits: Tensor, draws: Draws
+    rows: tuple[PlanRow, ...], slots: list[SlotSampling | None], logits: Tensor, place: Placing
 ) -> tuple[list[int], list[list[int]]]:
     """Draw all rows and let their requests take what they keep: the `num_draws` draws, and each row's tokens."""
     sampling, positions = draws_of(slots, rows)
@@ -214,15 +240,15 @@ def _draw(
     for row, slot in zip(rows, slots, strict=True):
         if slot is not None and not _is_drawn_in_turn(row, slot):
             for index in range(first, first + row.num_draws):
-                slot.change(logits[index], positions[index], draws.place)
+                slot.change(logits[index], positions[index], place)
         first += row.num_draws
-    all_tokens: list[int] = draws.sample(logits, sampling, positions).tolist()
+    all_tokens: list[int] = sample_on_device(logits, sampling, positions, place).tolist()
     kept: list[list[int]] = []
     first = 0
     for row, slot in zip(rows, slots, strict=True):
         end = first + row.num_draws
         if slot is not None and _is_drawn_in_turn(row, slot):
-            tokens = slot.draw_in_turn(row, logits[first:end], draws)
+            tokens = slot.draw_in_turn(row, logits[first:end], place)
             all_tokens[first : first + len(tokens)] = tokens
         else:
             tokens = _kept(row, slot, all_tokens[first:end])
@@ -245,23 +271,6 @@ def _is_drawn_in_turn(row: PlanRow, slot: SlotSampling) -> bool:
     return row.num_drafts > 0 and slot.needs_history
 
 
-def _feedback(sampled: Sequence[SampledRow]) -> Tensor:
-    """What the first stage is told of them, `[num_rows, 2]`: generation, newest token."""
-    numbers: list[int] = []
-    for row in sampled:
-        numbers += (row.generation, row.token)
-    if not numbers:
-        return torch.empty(0, FEEDBACK_WIDTH, dtype=torch.int64)
-    # `torch.tensor` would look at each number.
-    return torch.frombuffer(array("q", numbers), dtype=torch.int64).view(-1, FEEDBACK_WIDTH)
-
-
-def feedback_of_drawn(plan: StepPlan, tokens: list[int]) -> Tensor:
-    """The same of a plan of plain rows that verifies nothing, whose tokens have been drawn."""
-    drawn = zip(plan.sampled_rows, tokens, strict=True)
-    return _feedback([SampledRow(row.slot, row.generation, token) for row, token in drawn])
-
-
 def _sampled_row(
     row: PlanRow, slot: SlotSampling | None, tokens: list[int], listed: list[TokenLogprobs | None]
 ) -> SampledRow:
@@ -274,15 +283,6 @@ def _sampled_row(
         num_sampled=len(tokens),
         draft_logprobs=tuple(each for each in listed[:-1] if each is not None),
     )
-
-
-def top_counts(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> list[int | None]:
-    """How many tokens to list with each draw's, None where nobody asks."""
-    return [
-        None if slot is None else slot.sampling.num_top_logprobs
-        for slot, row in zip(slots, rows, strict=True)
-        for _ in range(row.num_draws)
-    ]
 
 
 def draws_of(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> tuple[list[RequestSampling], list[int]]:
