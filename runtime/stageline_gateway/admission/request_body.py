@@ -12,14 +12,13 @@ invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting dee
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from math import isinf
 from typing import Any, Final, Self, TypeVar
 
-from pydantic_core import from_json
+import msgspec
 from starlette.requests import Request
 
 from stageline_gateway.admission.body_sizes import (
@@ -32,13 +31,12 @@ from stageline_gateway.admission.body_sizes import (
 )
 from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, bad_value, shown
 from stageline_gateway.large_work import QUICK_BYTES, off_the_loop
+from stageline_gateway.strict_json import parse_json
 
 Made = TypeVar("Made")
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Some clients begin UTF-8 with it; RFC 8259 lets a reader ignore it."""
-_LARGE_NUMBER: Final = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|(?<![0-9])[0-9]{300}")
-"""What may be a number beyond a double's range."""
 _NO_SHAPE: Final = BodyShape(0, 0)
 
 
@@ -354,15 +352,21 @@ def _parsed(raw: bytearray, shape: BodyShape) -> tuple[dict[str, Any], BodyShape
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Parse strict JSON whose top level is an object; raises ApiError 400 otherwise."""
     try:
-        value = from_json(raw, allow_inf_nan=False)
+        value = parse_json(raw)
     except ValueError as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise _unreadable(raw, error) from None
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
-    if _LARGE_NUMBER.search(raw) is not None and (path := _path_of_infinity(value)) is not None:
-        message = f"The number at '{path}' is larger than a double-precision float can be (about 1.8e308)."
-        raise bad_value(path, message, "invalid_json")
     return value
+
+
+def _unreadable(raw: bytes | bytearray, error: ValueError) -> ApiError:
+    if str(error).startswith("Number out of range"):
+        value = msgspec.json.Decoder(float_hook=float).decode(raw)
+        if (path := _path_of_infinity(value)) is not None:
+            message = f"The number at '{path}' is larger than a double-precision float can be (about 1.8e308)."
+            return bad_value(path, message, "invalid_json")
+    return ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json")
 
 
 def _path_of_infinity(value: Any) -> str | None:

@@ -9,18 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from msgspec import structs
-from pydantic import Field
+from msgspec import Meta, structs
 
 from stageline_api.engine_http import ChatPrompt, Prompt, TextPrompt
 from stageline_gateway.errors import bad_value, shown
-from stageline_gateway.openai_api.chat_types import Strict
+from stageline_gateway.openai_api.checked_types import Strict, checked, optional_fields
 from stageline_gateway.openai_api.known_fields import COMPLETION_KNOWN, GUIDED
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest, TokenId
 from stageline_gateway.openai_api.translate import prompt_of_chat
 from stageline_gateway.openai_api.validation import (
     IgnoredFields,
-    checked,
     parse_chat,
     parse_completion,
     settled,
@@ -44,7 +42,7 @@ OF_PROMPT: Final = frozenset(
 """Fields of chats and completions that decide what the prompt is."""
 
 
-class TokenizeOptions(Strict):
+class TokenizeOptions(Strict, frozen=True):
     """What a body of `/tokenize` has beside a chat's or a completion's fields."""
 
     add_special_tokens: bool | None = None
@@ -52,11 +50,11 @@ class TokenizeOptions(Strict):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(Strict, frozen=True):
     """Token ids to turn into text."""
 
     model: str
-    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def parse_tokenize(fields: Mapping[str, Any], strict: bool = False) -> ToTokeniz
 
 
 def _is_option(name: str) -> bool:
-    return name in TokenizeOptions.model_fields
+    return name in TokenizeOptions.__struct_fields__
 
 
 def _text(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[CompletionRequest, Prompt]:
@@ -109,13 +107,12 @@ def only_counted(prompt: Prompt) -> Prompt:
 
 def _of_the_answer(asked: ChatRequest | CompletionRequest, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Those of `fields`, as they were sent, that ask for something and make no prompt."""
-    rules = type(asked).model_fields
+    usual = optional_fields(type(asked))
     for name, value in fields.items():
         if name in GUIDED:
             yield name, value
-        elif name in rules and name not in OF_PROMPT:
-            asks = getattr(asked, name) != rules[name].get_default(call_default_factory=True)
-            yield name, value if asks else None
+        elif name in usual and name not in OF_PROMPT:
+            yield name, value if getattr(asked, name) != usual[name] else None
 
 
 def parse_detokenize(fields: Mapping[str, Any], strict: bool = False) -> tuple[DetokenizeBody, tuple[str, ...]]:

@@ -191,7 +191,7 @@ def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bo
     shape = shape_with_tools(asked) if asked.offered_tools else plain
     generate = chat_to_generate(asked, *drawn(kind))
     # Whose texts are joined there: held twice they would be, for as long as the answer takes.
-    return Prepared(asked.model_copy(update={"messages": []}), generate, shape, tuple(ignored))
+    return Prepared(structs.replace(asked, messages=[]), generate, shape, tuple(ignored))
 
 
 def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:

@@ -1,23 +1,18 @@
 """From a JSON object to a checked request, or to the one error that names what is wrong with it."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from functools import cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from msgspec import Struct, structs
 
 from stageline_api.engine_http import MAX_MESSAGES, MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS
 from stageline_gateway.errors import ApiError, bad_value, shown
 from stageline_gateway.openai_api.chat_types import (
-    MAX_FIELDS,
     MAX_PARTS,
     MAX_TOOLS,
     OWN_TOOLS,
-    UNION_TAGS,
     AllowedTools,
     CalledFunction,
     Function,
@@ -29,6 +24,7 @@ from stageline_gateway.openai_api.chat_types import (
     check_messages,
     check_tool_names,
 )
+from stageline_gateway.openai_api.checked_types import checked
 from stageline_gateway.openai_api.client_words import ClientWords
 from stageline_gateway.openai_api.guides import StructuredOutputs
 from stageline_gateway.openai_api.known_fields import (
@@ -49,6 +45,7 @@ from stageline_gateway.openai_api.known_fields import (
 )
 from stageline_gateway.openai_api.request_types import MAX_CHOICES, ChatRequest, CompletionRequest
 from stageline_gateway.openai_api.unread_parts import Unread, is_server_tool, kind_of, noted_part, read_part
+from stageline_gateway.strict_json import parse_json
 
 IgnoredFields = dict[str, None]
 """Names of what was left out, in the order in which they were met; names of our own tables, never a client's words."""
@@ -89,19 +86,13 @@ def _unsupported(name: str, value: Any, rule: Known) -> ApiError:
     )
 
 
-@cache
-def _required_fields(model: type[BaseModel]) -> frozenset[str]:
-    fields = model.model_fields.items()
-    return frozenset(field.alias or name for name, field in fields if field.is_required())
-
-
-def lenient(part: Any, model: type[BaseModel], names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
+def lenient(part: Any, model: type[Struct], names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
     """`part`, which is to become a `model`, without the fields of `names`; `ignored` is told of them as fields of
     `place`. Null asks for nothing: a field that has it is left out, known or not, unless the `model` requires it.
     """
     if not isinstance(part, dict) or (names.isdisjoint(part) and None not in part.values()):
         return part
-    required, kept = _required_fields(model), dict[str, Any]()
+    required, kept = {one.encode_name for one in structs.fields(model) if one.required}, dict[str, Any]()
     for name, value in part.items():
         if value is not None and name in names:
             ignored[f"{place}.{name}"] = None
@@ -197,9 +188,7 @@ def _lenient_tool(tool: Any, ignored: IgnoredFields) -> Any:
     return _with_function(tool, Function, FUNCTION_IGNORED, "tools", ignored)
 
 
-def _with_function(
-    part: Any, model: type[BaseModel], names: AbstractSet[str], place: str, ignored: IgnoredFields
-) -> Any:
+def _with_function(part: Any, model: type[Struct], names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
     function = part.get("function") if isinstance(part, dict) else None
     made = lenient(function, model, names, f"{place}.function", ignored)
     return part if made is function else part | {"function": made}
@@ -220,63 +209,12 @@ def _lenient_parts(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, 
     return fields
 
 
-RequestType = TypeVar("RequestType", bound=BaseModel)
-
-
-def field_path(location: tuple[str | int, ...]) -> str:
-    """A path as OpenAI writes it, `messages[0].content`; tags of unions are left out."""
-    path = ""
-    for step in location:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif step not in UNION_TAGS:
-            path += f".{step}" if path else step
-    path = path or str(location[-1])
-    return path if len(path) <= 200 else path[:200] + "…"
-
-
-_JSON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
-_PYTHON_WORDS: Final = re.compile(r"\b(True|False|None)\b")
-
-
-def _as_api_error(detail: ErrorDetails) -> ApiError:
-    param = field_path(detail["loc"])
-    rule = _PYTHON_WORDS.sub(lambda word: _JSON_WORDS[word[0]], detail["msg"].removeprefix("Input "))
-    match detail["type"]:
-        case "missing":
-            return bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
-        case "extra_forbidden":
-            return bad_value(param, f"Unrecognized request argument supplied: '{param}'.", "unknown_parameter")
-        case kind if kind.endswith(("_type", "union_tag_invalid")):
-            return bad_value(
-                param, f"Invalid type for '{param}': {rule}; got {shown(detail['input'])}.", "invalid_type"
-            )
-        case _:
-            return bad_value(param, f"Invalid value for '{param}': {rule}; got {shown(detail['input'])}.")
-
-
-@cache
-def _optional_fields(model: type[BaseModel]) -> frozenset[str]:
-    return frozenset(name for name, field in model.model_fields.items() if not field.is_required())
-
-
-def checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
-    """`fields` as a `model`; raises ApiError 400 naming the first field that is wrong."""
-    if len(fields) > MAX_FIELDS:
-        message = f"The body has {len(fields)} fields; at most {MAX_FIELDS} are allowed."
-        raise ApiError(400, message, code="invalid_value")
-    # OpenAI's clients may send null for any optional field.
-    optional = _optional_fields(model)
-    given = {name: value for name, value in fields.items() if value is not None or name not in optional}
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        raise _as_api_error(error.errors(include_url=False, include_context=False)[0]) from None
-
-
 def _check_stream(request: ChatRequest | CompletionRequest) -> None:
     if request.stream_options is not None and not request.stream:
         raise bad_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        message = "'stream_options.include_obfuscation' = true is not supported by this server."
+        raise bad_value("stream_options.include_obfuscation", message, "unsupported_parameter")
     if request.prompt_logprobs is not None and request.stream:
         message = f"'prompt_logprobs' = {request.prompt_logprobs} is only allowed when 'stream' is false."
         raise bad_value("prompt_logprobs", message)
@@ -316,6 +254,9 @@ def _check_guide(request: ChatRequest | CompletionRequest) -> None:
                 f"'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar; got {named}."
             )
             raise bad_value("structured_outputs", message)
+        if guide.json_object is False:
+            param = "structured_outputs.json_object"
+            raise bad_value(param, f"Invalid value for '{param}': should be true; got false.")
         if isinstance(request, ChatRequest):
             _check_alone(request)
         if guide.is_too_long:
@@ -331,7 +272,7 @@ def _check_guide(request: ChatRequest | CompletionRequest) -> None:
 def _check_schema_text(text: str) -> None:
     """Raise ApiError 400 for a schema given as text that is none."""
     try:
-        is_schema = isinstance(from_json(text, allow_inf_nan=False), dict | bool)
+        is_schema = isinstance(parse_json(text), dict | bool)
     except ValueError:
         is_schema = False
     if not is_schema:

@@ -98,7 +98,8 @@ def test_a_refusal_of_a_large_body_holds_little_more_than_the_body(name: str) ->
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert most_bytes < 8 * len(body), f"{name}: {most_bytes} bytes for {len(body)}"
+    # A list of numbers is there twice while it is checked.
+    assert most_bytes < 9 * len(body), f"{name}: {most_bytes} bytes for {len(body)}"
 
 
 def _checked(path: str, body: bytes) -> object:

@@ -175,7 +175,7 @@ def test_a_bad_chat_field_is_named(
         ({"prompt": ["a", 1]}, "prompt[1]"),
         ({"prompt": [[1], [2, "a"]]}, "prompt[1][1]"),
         ({"prompt": [[1], []]}, "prompt[1]"),
-        ({"prompt": [{}]}, "prompt"),
+        ({"prompt": [{}]}, "prompt[0]"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt[1]"),

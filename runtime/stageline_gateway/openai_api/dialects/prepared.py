@@ -5,11 +5,12 @@ from typing import Any
 
 from stageline_gateway.errors import bad_value
 from stageline_gateway.openai_api.answer_shapes import Stamp
+from stageline_gateway.openai_api.checked_types import checked
 from stageline_gateway.openai_api.dialects import messages_request, responses_request
 from stageline_gateway.openai_api.dialects.messages_events import MessagesDialect
 from stageline_gateway.openai_api.dialects.responses_events import ResponsesDialect
 from stageline_gateway.openai_api.translate import Prepared, prepare_as_chat
-from stageline_gateway.openai_api.validation import IgnoredFields, checked, settled, with_guide, without_effect
+from stageline_gateway.openai_api.validation import IgnoredFields, settled, with_guide, without_effect
 
 
 def prepare_message(fields: Mapping[str, Any], strict: bool) -> Prepared:
