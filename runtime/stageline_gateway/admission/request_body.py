@@ -290,8 +290,8 @@ class HeldBody:
         """
         size_bytes = self.text_bytes * copies
         if self.size_bytes + size_bytes > (most := self.share.limit_bytes if self.share else self.memory.limit_bytes):
-            message = f"{copies + 1} choices of a body of {self.text_bytes} bytes need more room than there is: {most}."
-            raise bad_value("n", message)
+            rule = f"makes {copies + 1} choices of a body of {self.text_bytes} bytes: more room than there is, {most}"
+            raise bad_value("n", rule)
         self.grow(size_bytes)
 
     def has_come(self) -> None:
@@ -364,8 +364,7 @@ def _unreadable(raw: bytes | bytearray, error: ValueError) -> ApiError:
     if str(error).startswith("Number out of range"):
         value = msgspec.json.Decoder(float_hook=float).decode(raw)
         if (path := _path_of_infinity(value)) is not None:
-            message = f"The number at '{path}' is larger than a double-precision float can be (about 1.8e308)."
-            return bad_value(path, message, "invalid_json")
+            return bad_value(path, "is a number larger than a double can be (about 1.8e308)", "invalid_json")
     return ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json")
 
 

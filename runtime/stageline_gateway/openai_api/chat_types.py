@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta
 
 from stageline_api.engine_http import MAX_MESSAGES
-from stageline_gateway.errors import bad_value, shown
+from stageline_gateway.errors import bad_value, shown, wrong_value
 from stageline_gateway.openai_api.checked_types import OneOf, Strict
 from stageline_gateway.openai_api.unread_parts import Unread, is_server_tool
 from stageline_gateway.strict_json import parse_json
@@ -158,22 +158,20 @@ def _check_fields(message: Message, place: str) -> None:
     takes = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}.get(message.role, set())
     for name in ("tool_calls", "tool_call_id", "name"):
         if name not in takes and getattr(message, name) not in (None, []):
-            param = f"{place}.{name}"
-            raise bad_value(param, f"'{param}' is not supported in a message of role '{message.role}'.")
+            raise bad_value(f"{place}.{name}", f"is not supported in a message of role '{message.role}'")
     # An answer that the token limit cut off before there was anything to tell has neither words nor calls, and a tool
     # may have nothing to say.
     if message.role not in ("assistant", "tool"):
         if message.content is None:
             _missing(f"{place}.content")
         if message.content == []:
-            param = f"{place}.content"
-            raise bad_value(param, f"Invalid value for '{param}': should have at least 1 part; got [].")
+            raise wrong_value(f"{place}.content", "should have at least 1 part", [])
     if message.role == "tool" and message.tool_call_id is None:
         _missing(f"{place}.tool_call_id")
 
 
 def _missing(param: str) -> None:
-    raise bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+    raise bad_value(param, "is missing", "missing_required_parameter")
 
 
 def arguments_of(call: MadeCall) -> dict[str, Any] | str:
@@ -199,8 +197,7 @@ def check_tool_names(tools: Sequence[Tool]) -> list[str]:
     names = [tool.function.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
-            param = f"tools[{index}].function.name"
-            raise bad_value(param, f"'{param}' = {shown(name)} is the name of an earlier tool.")
+            raise bad_value(f"tools[{index}].function.name", f"= {shown(name)} is the name of an earlier tool")
     return names
 
 

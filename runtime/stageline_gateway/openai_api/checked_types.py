@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import msgspec
 from msgspec import NODEFAULT, Struct, inspect, structs
 
-from stageline_gateway.errors import ApiError, bad_value, shown
+from stageline_gateway.errors import ApiError, bad_value, shown, wrong_value
 from stageline_gateway.openai_api.unread_parts import Unread, is_media
 
 
@@ -96,23 +96,19 @@ def _as_api_error(text: str, model: type[Struct], fields: Mapping[str, Any]) -> 
     while (found := _PATH.search(text)) is not None:
         text, path = text[: found.start()], path + found[1]
     steps = [int(index) if index else name for index, name in _STEP.findall(path)]
-    for start, code, what in (
-        ("Object missing required field `", "missing_required_parameter", "Missing required parameter"),
-        ("Object contains unknown field `", "unknown_parameter", "Unrecognized request argument supplied"),
+    for start, code, rule in (
+        ("Object missing required field `", "missing_required_parameter", "is missing"),
+        ("Object contains unknown field `", "unknown_parameter", "is not a known field"),
     ):
         if text.startswith(start):
-            param = field_path([*steps, text.removeprefix(start).removesuffix("`")])
-            return bad_value(param, f"{what}: '{param}'.", code)
-    param, value = field_path(steps), shown(_value_at(steps, fields))
-    if text.startswith("Invalid "):
-        if steps[-1:] == ["type"] and is_media(_value_at(steps, fields)):
-            rule = "the models served here read text alone"
-        else:
-            rule = "should be " + " or ".join(map(shown, dict.fromkeys(_words(inspect.type_info(model), steps))))
-        return bad_value(param, f"Invalid value for '{param}': {rule}; got {value}.")
-    rule, is_type = _rule(text)
-    kind, code = ("type", "invalid_type") if is_type else ("value", "invalid_value")
-    return bad_value(param, f"Invalid {kind} for '{param}': {rule}; got {value}.", code)
+            return bad_value(field_path([*steps, text.removeprefix(start).removesuffix("`")]), rule, code)
+    param, value = field_path(steps), _value_at(steps, fields)
+    if not text.startswith("Invalid "):
+        rule, is_type = _rule(text)
+        return wrong_value(param, rule, value, "invalid_type" if is_type else "invalid_value")
+    words = " or ".join(map(shown, dict.fromkeys(_words(inspect.type_info(model), steps))))
+    why = ", as the models served here read text alone" if steps[-1] == "type" and is_media(value) else ""
+    return wrong_value(param, f"should be {words}{why}", value)
 
 
 def _rule(text: str) -> tuple[str, bool]:

@@ -22,7 +22,7 @@ from stageline_api.engine_http import (
     MAX_TEMPLATE_ARGUMENTS,
     MAX_TOP_LOGPROBS,
 )
-from stageline_gateway.errors import bad_value, shown
+from stageline_gateway.errors import bad_value, wrong_value
 from stageline_gateway.openai_api.chat_types import (
     AllowedTools,
     ChosenTool,
@@ -128,31 +128,24 @@ def _check_biases(biases: dict[str, Any]) -> None:
     """msgspec names no key of a dictionary in its errors, so what a client names itself is checked here."""
     for token, bias in biases.items():
         if not _TOKEN_KEY.fullmatch(token):
-            param = field_path(["logit_bias", token])
-            raise bad_value(param, f"Invalid value for '{param}': the key should be a token id.")
+            raise bad_value(field_path(["logit_bias", token]), "should have a token id as its key")
         param = f"logit_bias.{token}"
         if type(bias) not in (int, float):
-            message = f"Invalid type for '{param}': should be a number; got {shown(bias)}."
-            raise bad_value(param, message, "invalid_type")
+            raise wrong_value(param, "should be a number", bias, "invalid_type")
         if not -100 <= bias <= 100:
-            raise bad_value(param, f"Invalid value for '{param}': should be from -100 to 100; got {shown(bias)}.")
+            raise wrong_value(param, "should be from -100 to 100", bias)
 
 
 def _check_arguments(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if not _ARGUMENT_NAME.fullmatch(name):
             param = field_path(["chat_template_kwargs", name])
-            raise bad_value(param, f"Invalid value for '{param}': the key should be a name of a template's variable.")
+            raise bad_value(param, "should have the name of a template's variable as its key")
         param = f"chat_template_kwargs.{name}"
         if not isinstance(value, str | int | float | None):
-            message = f"Invalid type for '{param}': should be a string, a number or a boolean; got {shown(value)}."
-            raise bad_value(param, message, "invalid_type")
+            raise wrong_value(param, "should be a string, a number or a boolean", value, "invalid_type")
         if isinstance(value, str) and len(value) > MAX_ARGUMENT_CHARACTERS:
-            message = (
-                f"Invalid value for '{param}': should have at most {MAX_ARGUMENT_CHARACTERS} characters; "
-                f"got {shown(value)}."
-            )
-            raise bad_value(param, message)
+            raise wrong_value(param, f"should have at most {MAX_ARGUMENT_CHARACTERS} characters", value)
 
 
 Stop = StopString | Annotated[list[StopString], Meta(max_length=16)]
@@ -177,12 +170,10 @@ def _check_prompts(prompts: Sequence[str | int | list[int]]) -> None:
     kind = type(prompts[0])
     if set(map(type, prompts)) != {kind}:
         index = next(index for index, one in enumerate(prompts) if type(one) is not kind)
-        param = f"prompt[{index}]"
-        message = f"Invalid type for '{param}': should be of the type of 'prompt[0]'; got {shown(prompts[index])}."
-        raise bad_value(param, message, "invalid_type")
+        rule = "should be of the type of 'prompt[0]'"
+        raise wrong_value(f"prompt[{index}]", rule, prompts[index], "invalid_type")
     if kind is not int and len(prompts) > MAX_CHOICES:
-        message = f"Invalid value for 'prompt': should have at most {MAX_CHOICES} prompts; it has {len(prompts)}."
-        raise bad_value("prompt", message)
+        raise bad_value("prompt", f"should have at most {MAX_CHOICES} prompts; it has {len(prompts)}")
 
 
 class StreamOptions(Strict, frozen=True):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, structs
 
 from stageline_api.engine_http import ChatPrompt, Prompt, TextPrompt
-from stageline_gateway.errors import bad_value, shown
+from stageline_gateway.errors import bad_value, wrong_value
 from stageline_gateway.openai_api.checked_types import Strict, checked, optional_fields
 from stageline_gateway.openai_api.known_fields import COMPLETION_KNOWN, GUIDED
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest, TokenId
@@ -74,7 +74,7 @@ def parse_tokenize(fields: Mapping[str, Any], strict: bool = False) -> ToTokeniz
     rest = {name: value for name, value in fields.items() if not _is_option(name)}
     given = [name for name in ("prompt", "messages") if rest.get(name) is not None]
     if len(given) != 1:
-        raise bad_value("prompt", "Send either 'prompt' or 'messages'.")
+        raise bad_value("prompt", "or 'messages' should be there, and not both")
     rest = {name: value for name, value in rest.items() if name in given or name not in ("prompt", "messages")}
     ignored: IgnoredFields = {}
     asked, prompt = (_text if given == ["prompt"] else _chat)(rest, ignored, strict)
@@ -91,8 +91,7 @@ def _text(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tu
         case str(text) | [str(text)]:
             return parse_completion(fields, ignored, strict), TextPrompt(text=text)
         case other:
-            message = f"Invalid type for 'prompt': should be one string; got {shown(other)}."
-            raise bad_value("prompt", message, "invalid_type")
+            raise wrong_value("prompt", "should be one string", other, "invalid_type")
 
 
 def _chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[ChatRequest, Prompt]:

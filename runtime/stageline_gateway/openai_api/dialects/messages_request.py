@@ -16,7 +16,7 @@ from stageline_gateway.openai_api.chat_types import (
     ToolName,
 )
 from stageline_gateway.openai_api.checked_types import OneOf, Strict
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.known_fields import TOOL_IGNORED, VLLM_KNOWN, Fate, Known
 from stageline_gateway.openai_api.request_types import CarriedToChat, StopString, TokenCount
 from stageline_gateway.openai_api.unread_parts import (
@@ -367,11 +367,11 @@ def _places(request: MessagesRequest) -> Mapping[str, str]:
     return places
 
 
-def client_words(request: MessagesRequest) -> ClientWords:
+def client_names(request: MessagesRequest) -> ClientNames:
     """What the client of this request calls the fields of the chat that answers it."""
     is_off = request.thinking is not None and request.thinking.type == "disabled"
     fields = {**_FIELDS, "reasoning_effort": "thinking"} if is_off else _FIELDS
-    return ClientWords(fields, partial(_places, request), _PHRASES)
+    return ClientNames(fields, partial(_places, request))
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -388,13 +388,3 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fields of the chat -> what the client calls them."""
-_PHRASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "tool_choice 'required' or a named function": "tool_choice 'any' or 'tool'",
-        "'tool_choice' 'required' or a named function": "'tool_choice' of type 'any' or 'tool'",
-        "'parallel_tool_calls' = false": "'tool_choice.disable_parallel_tool_use' = true",
-        "send 'tool_choice': 'none'": "send a 'tool_choice' of type 'none'",
-        "combined with 'response_format'": "combined with 'output_config.format.schema'",
-    }
-)
-"""What refusals advise in the chat's words -> in Anthropic's."""

@@ -23,12 +23,12 @@ def prepare_message(fields: Mapping[str, Any], strict: bool) -> Prepared:
     if asked.thinking is not None and asked.thinking.type == "enabled":
         ignored["thinking"] = None
         if strict:
-            message = "'thinking.type' = 'enabled' is not supported: how much a model thinks can't be held to."
-            raise bad_value("thinking.type", message, "unsupported_parameter")
+            rule = "= 'enabled' is not supported: how much a model thinks can't be held to"
+            raise bad_value("thinking.type", rule, "unsupported_parameter")
     if asked.thinking is not None:
         without_effect({"thinking.display": asked.thinking.display}, strict, ignored)
     return prepare_as_chat(
-        messages_request.as_chat(asked), ignored, strict, "msg", MessagesDialect, messages_request.client_words(asked)
+        messages_request.as_chat(asked), ignored, strict, "msg", MessagesDialect, messages_request.client_names(asked)
     )
 
 
@@ -47,5 +47,5 @@ def prepare_response(fields: Mapping[str, Any], strict: bool) -> Prepared:
         return ResponsesDialect(asked, stamp)
 
     return prepare_as_chat(
-        responses_request.as_chat(asked), ignored, strict, "resp", dialect, responses_request.client_words(asked)
+        responses_request.as_chat(asked), ignored, strict, "resp", dialect, responses_request.client_names(asked)
     )

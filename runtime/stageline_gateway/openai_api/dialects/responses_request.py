@@ -23,7 +23,7 @@ from stageline_gateway.openai_api.chat_types import (
     ToolName,
 )
 from stageline_gateway.openai_api.checked_types import OneOf, Strict
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.dialects.responses_tools import (
     AllowedFunctions,
     ChosenFunction,
@@ -249,8 +249,7 @@ class ResponsesRequest(CarriedToChat, kw_only=True, frozen=True):
     def __post_init__(self) -> None:
         CarriedToChat.__post_init__(self)
         if (count := len(self.functions)) > MAX_TOOLS:
-            message = f"'tools' has {count} functions, those in namespaces included; at most {MAX_TOOLS} are allowed."
-            raise bad_value("tools", message)
+            raise bad_value("tools", f"has {count} functions, also in namespaces; at most {MAX_TOOLS} are allowed")
 
     @property
     def functions(self) -> list[Offered]:
@@ -291,8 +290,8 @@ def refuse_stored_items(items: Any) -> None:
         return
     for index, item in enumerate(items):
         if _is_reference(item):
-            param = f"input[{index}]"
-            raise bad_value(param, f"'{param}' is an item_reference: {NOTHING_STORED}", "unsupported_parameter")
+            rule = f"is an item_reference: {NOTHING_STORED.removesuffix('.')}"
+            raise bad_value(f"input[{index}]", rule, "unsupported_parameter")
 
 
 def _is_reference(item: Any) -> bool:
@@ -417,8 +416,8 @@ def _turns(request: ResponsesRequest) -> list[_Turn]:
                 if not turns or turns[-1].message["role"] != "assistant":
                     turns.append(_Turn({"role": "assistant", "content": None}))
                 if len(turns[-1].calls) == MAX_TOOLS:
-                    param = f"input[{index}]"
-                    raise bad_value(param, f"'{param}' is one call more than the {MAX_TOOLS} that a turn may have.")
+                    rule = f"is one call more than the {MAX_TOOLS} that a turn may have"
+                    raise bad_value(f"input[{index}]", rule)
                 turns[-1].message.setdefault("tool_calls", []).append(_call(item))
                 turns[-1].items.append(index)
                 turns[-1].calls.append(index)
@@ -467,9 +466,9 @@ def _places(request: ResponsesRequest) -> Mapping[str, str]:
     return places
 
 
-def client_words(request: ResponsesRequest) -> ClientWords:
+def client_names(request: ResponsesRequest) -> ClientNames:
     """What the client of this request calls the fields of the chat that answers it."""
-    return ClientWords(_FIELDS, partial(_places, request), _PHRASES)
+    return ClientNames(_FIELDS, partial(_places, request))
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -488,7 +487,3 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fields of the chat -> what the client calls them."""
-_PHRASES: Final[Mapping[str, str]] = MappingProxyType(
-    {"combined with 'response_format'": "combined with 'text.format'"}
-)
-"""What refusals say in the chat's words -> in the client's."""
