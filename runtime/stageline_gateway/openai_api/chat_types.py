@@ -64,8 +64,6 @@ class NamedFunction(Strict, frozen=True):
 class AnyChoice(OneOf):
     """One of the tools that may be called; what names no function is left out."""
 
-    __slots__ = ()
-
     @classmethod
     def struct_of(cls, value: Any) -> type[Strict | Unread]:
         return UnreadChoice if is_server_tool(value, OWN_TOOLS) else NamedTool

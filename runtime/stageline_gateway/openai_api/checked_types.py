@@ -23,7 +23,6 @@ class Strict(Struct, frozen=True, forbid_unknown_fields=True):
 class OneOf:
     """A value that is one of several structs, which a subclass names by looking at it."""
 
-    __slots__ = ()
     kinds: ClassVar[str] = ""
     """What a value of no kind should have been."""
 
@@ -42,8 +41,10 @@ class OneOf:
 
 
 StructType = TypeVar("StructType", bound=Struct)
+_UNKNOWN: Final = "Object contains unknown field `"
 _PATH: Final = re.compile(r" - at `\$([^`]*)`$")
-_STEP: Final = re.compile(r"\[(\d+)\]|\.(\w+)|\[\.\.\.\]")
+_ENTRY: Final = re.compile(r" - at (?:`key` in `\$\.(?=\w+`$)|`\$\.(?=\w+\[))(\w+)(?:\[\.\.\.\])?`$")
+_STEP: Final = re.compile(r"\[(\d+)\]|\.(\w+)")
 _UNIT: Final = {"str": "characters", "array": "items", "object": "fields"}
 _NAMES: Final = {
     "str": "a string",
@@ -92,13 +93,19 @@ def _one_of(kind: type, value: Any) -> Any:
 
 
 def _as_api_error(text: str, model: type[Struct], fields: Mapping[str, Any]) -> ApiError:
+    named = text.removeprefix(_UNKNOWN).removesuffix("`")
+    if text.startswith(_UNKNOWN) and named in fields:
+        return bad_value(field_path([named]), "is not a known field", "unknown_parameter")
+    # Only these hold no text of the client's, which may look like a path.
+    if text.startswith("Expected ") and (entry := _ENTRY.search(text)) is not None:
+        return _wrong_entry(entry[1], model, fields[entry[1]])
     path = ""
     while (found := _PATH.search(text)) is not None:
         text, path = text[: found.start()], path + found[1]
     steps = [int(index) if index else name for index, name in _STEP.findall(path)]
     for start, code, rule in (
         ("Object missing required field `", "missing_required_parameter", "is missing"),
-        ("Object contains unknown field `", "unknown_parameter", "is not a known field"),
+        (_UNKNOWN, "unknown_parameter", "is not a known field"),
     ):
         if text.startswith(start):
             return bad_value(field_path([*steps, text.removeprefix(start).removesuffix("`")]), rule, code)
@@ -107,8 +114,22 @@ def _as_api_error(text: str, model: type[Struct], fields: Mapping[str, Any]) -> 
         rule, is_type = _rule(text)
         return wrong_value(param, rule, value, "invalid_type" if is_type else "invalid_value")
     words = " or ".join(map(shown, dict.fromkeys(_words(inspect.type_info(model), steps))))
-    why = ", as the models served here read text alone" if steps[-1] == "type" and is_media(value) else ""
+    why = ", as the models served here read text alone" if steps[-1:] == ["type"] and is_media(value) else ""
     return wrong_value(param, f"should be {words}{why}", value)
+
+
+def _wrong_entry(name: str, model: type[Struct], entries: Mapping[str, Any]) -> ApiError:
+    """The error of the first wrong entry of the dictionary `name`: msgspec doesn't say which key it has."""
+    kind = next(one.type for one in structs.fields(model) if one.encode_name == name)
+    for key, value in entries.items():
+        try:
+            msgspec.convert({key: value}, kind)
+        except msgspec.ValidationError as error:
+            rule, is_type = _rule(str(error).partition(" - at ")[0])
+            is_of_key = "`key`" in str(error)
+            code = "invalid_type" if is_type else "invalid_value"
+            return wrong_value(field_path([name, key]), f"has a key that {rule}" if is_of_key else rule, value, code)
+    raise AssertionError(f"no entry of {name} is wrong")
 
 
 def _rule(text: str) -> tuple[str, bool]:

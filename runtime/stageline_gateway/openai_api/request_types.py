@@ -6,7 +6,6 @@ without a word. Extensions to OpenAI's fields: `top_k`, `min_p`, `repetition_pen
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, assert_never, cast
 
@@ -32,7 +31,7 @@ from stageline_gateway.openai_api.chat_types import (
     ToolChoice,
     Tools,
 )
-from stageline_gateway.openai_api.checked_types import Strict, field_path, optional_fields
+from stageline_gateway.openai_api.checked_types import Strict, optional_fields
 from stageline_gateway.openai_api.guides import ResponseFormat, StructuredOutputs
 from stageline_gateway.openai_api.schemas import moved_schema
 from stageline_gateway.openai_api.thoughts import OPENING
@@ -107,47 +106,13 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
 
-_TOKEN_KEY: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+TokenKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as the key of a JSON object."""
-_ARGUMENT_NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}")
-_BIAS_SCHEMA: Final = {
-    "propertyNames": {"pattern": f"^({_TOKEN_KEY.pattern})$"},
-    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-}
-_ARGUMENTS_SCHEMA: Final = {
-    "propertyNames": {"pattern": f"^{_ARGUMENT_NAME.pattern}$"},
-    "additionalProperties": {"type": ["string", "boolean", "number", "null"], "maxLength": MAX_ARGUMENT_CHARACTERS},
-}
-LogitBias = Annotated[dict[str, Any], Meta(max_length=MAX_BIASES, extra_json_schema=_BIAS_SCHEMA)]
-TemplateArguments = Annotated[
-    dict[str, Any], Meta(max_length=MAX_TEMPLATE_ARGUMENTS, extra_json_schema=_ARGUMENTS_SCHEMA)
-]
-
-
-def _check_biases(biases: dict[str, Any]) -> None:
-    """msgspec names no key of a dictionary in its errors, so what a client names itself is checked here."""
-    for token, bias in biases.items():
-        if not _TOKEN_KEY.fullmatch(token):
-            raise bad_value(field_path(["logit_bias", token]), "should have a token id as its key")
-        param = f"logit_bias.{token}"
-        if type(bias) not in (int, float):
-            raise wrong_value(param, "should be a number", bias, "invalid_type")
-        if not -100 <= bias <= 100:
-            raise wrong_value(param, "should be from -100 to 100", bias)
-
-
-def _check_arguments(arguments: dict[str, Any]) -> None:
-    for name, value in arguments.items():
-        if not _ARGUMENT_NAME.fullmatch(name):
-            param = field_path(["chat_template_kwargs", name])
-            raise bad_value(param, "should have the name of a template's variable as its key")
-        param = f"chat_template_kwargs.{name}"
-        if not isinstance(value, str | int | float | None):
-            raise wrong_value(param, "should be a string, a number or a boolean", value, "invalid_type")
-        if isinstance(value, str) and len(value) > MAX_ARGUMENT_CHARACTERS:
-            raise wrong_value(param, f"should have at most {MAX_ARGUMENT_CHARACTERS} characters", value)
-
-
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[dict[TokenKey, Bias], Meta(max_length=MAX_BIASES)]
+TemplateArgument = Annotated[str, Meta(max_length=MAX_ARGUMENT_CHARACTERS)] | bool | int | float | None
+ArgumentName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")]
+TemplateArguments = Annotated[dict[ArgumentName, TemplateArgument], Meta(max_length=MAX_TEMPLATE_ARGUMENTS)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=16)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
@@ -206,9 +171,6 @@ class CarriedFields(Strict, frozen=True):
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] = field(default_factory=list)
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
-
-    def __post_init__(self) -> None:
-        _check_biases(self.logit_bias)
 
 
 class _Request(CarriedFields, kw_only=True, frozen=True):
@@ -297,10 +259,6 @@ class CarriedToChat(CarriedFields, frozen=True):
         usual = optional_fields(CarriedToChat)
         return {name: value for name in usual if (value := getattr(self, name)) != usual[name]}
 
-    def __post_init__(self) -> None:
-        CarriedFields.__post_init__(self)
-        _check_arguments(self.chat_template_kwargs)
-
 
 class ChatRequest(_Request, kw_only=True, frozen=True):
     """Body of `POST /v1/chat/completions`."""
@@ -317,10 +275,6 @@ class ChatRequest(_Request, kw_only=True, frozen=True):
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-
-    def __post_init__(self) -> None:
-        CarriedFields.__post_init__(self)
-        _check_arguments(self.chat_template_kwargs)
 
     @property
     def choice_of_tool(self) -> ChosenTool:
@@ -374,7 +328,6 @@ class CompletionRequest(_Request, kw_only=True, frozen=True):
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def __post_init__(self) -> None:
-        CarriedFields.__post_init__(self)
         if isinstance(self.prompt, list):
             _check_prompts(self.prompt)
 

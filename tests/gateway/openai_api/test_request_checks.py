@@ -104,6 +104,8 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
             "response_format.json_schema.schema",
         ),
         ({"logit_bias": [1]}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"x - at `$.logit_bias[...]": 1}, "x - at `$.logit_bias[...]"),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
         ({"presence_penalty": 2.5}, "presence_penalty"),

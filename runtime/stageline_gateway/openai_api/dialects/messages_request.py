@@ -63,7 +63,6 @@ _UNREAD: Final = frozenset({"compaction", "fallback", "tool_reference"})
 class Block(OneOf):
     """A block of a turn's content."""
 
-    __slots__ = ()
     kinds = "a block of type text, tool_use, tool_result or thinking"
 
     @classmethod
@@ -137,8 +136,6 @@ class Turn(Strict, frozen=True):
 
 class AnyTool(OneOf):
     """A tool; what can't be called is left out."""
-
-    __slots__ = ()
 
     @classmethod
     def struct_of(cls, value: Any) -> type[Strict | Unread]:

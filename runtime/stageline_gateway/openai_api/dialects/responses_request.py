@@ -121,7 +121,6 @@ _UNREAD_ENDS: Final = ("_call", "_output")
 class InputItem(OneOf):
     """An item of `input`."""
 
-    __slots__ = ()
     kinds = "a message, function_call, function_call_output or reasoning item"
 
     @classmethod
@@ -247,7 +246,6 @@ class ResponsesRequest(CarriedToChat, kw_only=True, frozen=True):
     """Only repeated in the answer."""
 
     def __post_init__(self) -> None:
-        CarriedToChat.__post_init__(self)
         if (count := len(self.functions)) > MAX_TOOLS:
             raise bad_value("tools", f"has {count} functions, also in namespaces; at most {MAX_TOOLS} are allowed")
 

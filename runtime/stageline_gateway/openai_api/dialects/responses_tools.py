@@ -22,8 +22,6 @@ _SEPARATOR = "__"
 class AnyTool(OneOf):
     """A tool, or functions under a name that they share; what can't be called is left out."""
 
-    __slots__ = ()
-
     @classmethod
     def struct_of(cls, value: Any) -> type[Strict | Unread]:
         return NamespaceTool if _is_namespace(value) else AnyFunction.struct_of(value)
@@ -31,8 +29,6 @@ class AnyTool(OneOf):
 
 class AnyFunction(AnyTool):
     """A tool of a namespace."""
-
-    __slots__ = ()
 
     @classmethod
     def struct_of(cls, value: Any) -> type[Strict | Unread]:
@@ -71,8 +67,6 @@ ResponseTools = Annotated[list[AnyTool], Meta(max_length=MAX_TOOLS)]
 
 class AnyChoice(OneOf):
     """One of the functions that may be called; what names none is left out."""
-
-    __slots__ = ()
 
     @classmethod
     def struct_of(cls, value: Any) -> type[Strict | Unread]:
