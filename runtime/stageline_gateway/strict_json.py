@@ -28,7 +28,7 @@ def _has_many_openings(raw: bytes | bytearray | str) -> bool:
 
 def _is_too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         within = chain.from_iterable(one.values() if isinstance(one, dict) else one for one in level)
         level = [one for one in within if type(one) is dict or type(one) is list]
         if not level:

@@ -12,7 +12,7 @@ invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting dee
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from email.message import Message
 from math import isinf
@@ -29,8 +29,9 @@ from stageline_gateway.admission.body_sizes import (
     shape_of,
     shape_with_written,
 )
-from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, bad_value, shown
+from stageline_gateway.errors import ApiError, bad_value, shown
 from stageline_gateway.large_work import QUICK_BYTES, off_the_loop
+from stageline_gateway.openai_api.checked_types import field_path
 from stageline_gateway.strict_json import parse_json
 
 Made = TypeVar("Made")
@@ -361,40 +362,27 @@ def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def _unreadable(raw: bytes | bytearray, error: ValueError) -> ApiError:
-    if str(error).startswith("Number out of range"):
-        value = msgspec.json.Decoder(float_hook=float).decode(raw)
-        if (path := _path_of_infinity(value)) is not None:
-            return bad_value(path, "is a number larger than a double can be (about 1.8e308)", "invalid_json")
+    if (steps := _number_out_of_range(raw)) is not None:
+        rule = "is a number larger than a double can be (about 1.8e308)"
+        return bad_value(field_path(steps), rule, "invalid_json")
     return ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json")
 
 
-def _path_of_infinity(value: Any) -> str | None:
-    """Where a number is infinite, as one beyond the range becomes; None where none is.
+def _number_out_of_range(raw: bytes | bytearray) -> list[str | int] | None:
+    """Where one is; None where there is none, or the body is no JSON otherwise."""
+    try:
+        return _steps_to_infinity(msgspec.json.Decoder(float_hook=float).decode(raw))
+    except (ValueError, RecursionError):
+        return None
 
-    Only the steps to the value under search are kept: a path for each value would cost the length of names for each.
-    """
-    steps: list[str | int] = []
-    parts = [_inner(value)]
-    while parts:
-        for step, one in parts[-1]:
-            if isinstance(one, float) and isinf(one):
-                return _path([*steps, step])
-            if isinstance(one, dict | list):
-                steps.append(step)
-                parts.append(_inner(one))
-                break
-        else:
-            parts.pop()
-            if steps:
-                steps.pop()
+
+def _steps_to_infinity(value: Any) -> list[str | int] | None:
+    if isinstance(value, float) and isinf(value):
+        return []
+    if not isinstance(value, dict | list):
+        return None
+    entries: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    for step, one in entries:
+        if (steps := _steps_to_infinity(one)) is not None:
+            return [step, *steps]
     return None
-
-
-def _inner(value: dict[str, Any] | list[Any]) -> Iterator[tuple[str | int, Any]]:
-    return iter(value.items() if isinstance(value, dict) else enumerate(value))
-
-
-def _path(steps: list[str | int]) -> str:
-    """The steps as `field[0].name`, cut where an error would be too long."""
-    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:SHOWN_CHARACTERS]}" for step in steps)
-    return written[1 : 1 + SHOWN_CHARACTERS]

@@ -59,6 +59,9 @@ _EXPECTED: Final = re.compile(r"Expected `([^`]*)`(?:, got `(\w+)`| (.*))?$", re
 _BOUNDS: Final = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 
 
+_type_info: Final = cache(inspect.type_info)
+
+
 @cache
 def optional_fields(model: type[Struct]) -> Mapping[str, Any]:
     """The client's names of fields that may be left out -> what they are then."""
@@ -113,7 +116,7 @@ def _as_api_error(text: str, model: type[Struct], fields: Mapping[str, Any]) -> 
     if not text.startswith("Invalid "):
         rule, is_type = _rule(text)
         return wrong_value(param, rule, value, "invalid_type" if is_type else "invalid_value")
-    words = " or ".join(map(shown, dict.fromkeys(_words(inspect.type_info(model), steps))))
+    words = " or ".join(map(shown, dict.fromkeys(_words(_type_info(model), steps))))
     why = ", as the models served here read text alone" if steps[-1:] == ["type"] and is_media(value) else ""
     return wrong_value(param, f"should be {words}{why}", value)
 
@@ -135,7 +138,7 @@ def _wrong_entry(name: str, model: type[Struct], entries: Mapping[str, Any]) -> 
 def _rule(text: str) -> tuple[str, bool]:
     """msgspec's rule in the words of JSON, and whether it is of types."""
     if (found := _EXPECTED.match(text)) is None:
-        return text, text.startswith("should be")
+        return (text, True) if text.startswith("should be") else (f"is wrong: {text.lower()}", False)
     names, got, bound = found.groups()
     kinds = [_NAMES[name] for name in names.split(" | ") if name != "null" or names == "null"]
     if bound is None:
@@ -170,7 +173,7 @@ def _words(info: inspect.Type, steps: list[str | int]) -> Iterator[Any]:
             yield from _words(item, steps[1:])
         case inspect.CustomType(cls=cls) if issubclass(cls, OneOf):
             for struct in cls.structs():
-                yield from _words(inspect.type_info(struct), steps)
+                yield from _words(_type_info(struct), steps)
         case inspect.Metadata(type=inner):
             yield from _words(inner, steps)
         case inspect.StructType(tag_field=tag_field, tag=tag) if steps == [tag_field]:

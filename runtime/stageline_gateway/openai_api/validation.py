@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeVar, cast
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from stageline_api.engine_http import MAX_MESSAGES, MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS
 from stageline_gateway.errors import ApiError, bad_value, shown, wrong_value
@@ -24,7 +24,7 @@ from stageline_gateway.openai_api.chat_types import (
     check_messages,
     check_tool_names,
 )
-from stageline_gateway.openai_api.checked_types import checked
+from stageline_gateway.openai_api.checked_types import checked, optional_fields
 from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.guides import StructuredOutputs
 from stageline_gateway.openai_api.known_fields import (
@@ -91,7 +91,7 @@ def lenient(part: Any, model: type[Struct], names: AbstractSet[str], place: str,
     """
     if not isinstance(part, dict) or (names.isdisjoint(part) and None not in part.values()):
         return part
-    required, kept = {one.encode_name for one in structs.fields(model) if one.required}, dict[str, Any]()
+    required, kept = {*model.__struct_encode_fields__} - optional_fields(model).keys(), dict[str, Any]()
     for name, value in part.items():
         if value is not None and name in names:
             ignored[f"{place}.{name}"] = None
