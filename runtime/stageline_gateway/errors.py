@@ -7,8 +7,8 @@ address inside the cluster.
 
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Self, assert_never
 
@@ -54,6 +54,20 @@ class ApiError(Exception):
     extra_headers: Mapping[str, str] = field(default_factory=dict)
     exceeded: ContextExceeded | None = None
     """Of a prompt that is too long, the numbers of the message."""
+    rule: str | None = None
+    """What the message says of the field `param`; None where the message is a sentence of its own."""
+    other: str | None = None
+    """The path of another field, with which the rule ends."""
+
+    def renamed(self, name_of: Callable[[str], str]) -> Self:
+        """The same with the client's names of fields; `name_of` gives them for paths of the gateway's own."""
+        if self.param is None:
+            return self
+        param, other = name_of(self.param), None if self.other is None else name_of(self.other)
+        if self.rule is not None:
+            return replace(self, param=param, other=other, message=_sentence(param, self.rule, other))
+        # An engine's sentence, in words of its own.
+        return self if param == self.param else replace(self, param=param, message=f"'{param}': {self.message}")
 
     def bare(self) -> Self:
         """The same without its traceback, for a frame that keeps it. The traceback holds the frames that it was raised
@@ -79,9 +93,20 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
 
-def bad_value(param: str, message: str, code: str = "invalid_value") -> ApiError:
-    """400: a field whose type or value breaks a rule."""
-    return ApiError(400, message, param=param, code=code)
+def bad_value(param: str, rule: str, code: str = "invalid_value", other: str | None = None) -> ApiError:
+    """400: a field whose type or value breaks a rule. The message is the field's name and the `rule`, which may end
+    with the name of the field `other`."""
+    return ApiError(400, _sentence(param, rule, other), param=param, code=code, rule=rule, other=other)
+
+
+def wrong_value(param: str, rule: str, value: object, code: str = "invalid_value") -> ApiError:
+    """The same, of a rule that `value` breaks."""
+    return bad_value(param, f"{rule}; got {shown(value)}", code)
+
+
+def _sentence(param: str, rule: str, other: str | None) -> str:
+    ending = "" if other is None else f" '{other}'"
+    return f"'{param}' {rule}{ending}."
 
 
 def model_not_found(model: str) -> ApiError:
@@ -145,10 +170,17 @@ def refused_by_engine(error: EngineError, default_param: str, retry_after_second
     """The engine's refusal in OpenAI's words. `default_param` is the prompt's field in the client's request."""
     match error.code:
         case ErrorCode.INVALID_VALUE:
-            return bad_value(error.param or default_param, error.message)
+            return ApiError(400, error.message, param=error.param or default_param, code="invalid_value")
         case ErrorCode.CONTEXT_LENGTH_EXCEEDED | ErrorCode.NO_CHAT_TEMPLATE:
-            param = error.param or default_param
-            return ApiError(400, error.message, param=param, code=error.code.value, exceeded=error.exceeded)
+            param, code, said = error.param or default_param, error.code.value, error.exceeded
+            if said is None or said.max_tokens is None or said.prompt_tokens is None:
+                return ApiError(400, error.message, param=param, code=code, exceeded=said)
+            rule = (
+                f"= {said.max_tokens} and a prompt of {said.prompt_tokens} tokens exceed the model's context of "
+                f"{said.limit_tokens} tokens; lower it to {said.limit_tokens - said.prompt_tokens} "
+                "or shorten the prompt"
+            )
+            return replace(bad_value(param, rule, code), exceeded=said)
         case ErrorCode.NOT_READY | ErrorCode.DRAINING | ErrorCode.QUEUE_FULL:
             wait_seconds = error.retry_after_seconds or retry_after_seconds
             return ApiError(503, error.message, "server_error", code=error.code.value, retry_after_seconds=wait_seconds)

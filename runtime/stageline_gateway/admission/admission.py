@@ -134,8 +134,8 @@ class Admission:
             bounds["this API key's limit of concurrency"] = caller.limits.concurrency
         who, most = min(bounds.items(), key=lambda bound: bound[1])
         if places > most:
-            message = f"'n' is {places}, and each choice takes a place of its own: {who} has {most}."
-            raise self._counted(caller, bad_value("n", message))
+            rule = f"makes {places} choices, and each takes a place of its own: {who} has {most}"
+            raise self._counted(caller, bad_value("n", rule))
 
     @property
     def most_of_one_key(self) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from pydantic import BaseModel
 
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.chat_types import written_json
@@ -160,8 +159,6 @@ def _texts(parts: list[Any]) -> Iterator[str]:
         elif isinstance(part, list | tuple):
             if not _are_ids(part):
                 parts.extend(part)
-        elif isinstance(part, BaseModel):
-            parts.extend(part.__dict__.values())
         elif isinstance(part, msgspec.Struct):
             parts.extend(getattr(part, name) for name in part.__struct_fields__)
 

@@ -12,14 +12,13 @@ invalid UTF-8, lone surrogates, NaN, numbers of thousands of digits, nesting dee
 """
 
 import asyncio
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from email.message import Message
 from math import isinf
 from typing import Any, Final, Self, TypeVar
 
-from pydantic_core import from_json
+import msgspec
 from starlette.requests import Request
 
 from stageline_gateway.admission.body_sizes import (
@@ -30,15 +29,15 @@ from stageline_gateway.admission.body_sizes import (
     shape_of,
     shape_with_written,
 )
-from stageline_gateway.errors import SHOWN_CHARACTERS, ApiError, bad_value, shown
+from stageline_gateway.errors import ApiError, bad_value, shown
 from stageline_gateway.large_work import QUICK_BYTES, off_the_loop
+from stageline_gateway.openai_api.checked_types import field_path
+from stageline_gateway.strict_json import parse_json
 
 Made = TypeVar("Made")
 
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Some clients begin UTF-8 with it; RFC 8259 lets a reader ignore it."""
-_LARGE_NUMBER: Final = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|(?<![0-9])[0-9]{300}")
-"""What may be a number beyond a double's range."""
 _NO_SHAPE: Final = BodyShape(0, 0)
 
 
@@ -292,8 +291,8 @@ class HeldBody:
         """
         size_bytes = self.text_bytes * copies
         if self.size_bytes + size_bytes > (most := self.share.limit_bytes if self.share else self.memory.limit_bytes):
-            message = f"{copies + 1} choices of a body of {self.text_bytes} bytes need more room than there is: {most}."
-            raise bad_value("n", message)
+            rule = f"makes {copies + 1} choices of a body of {self.text_bytes} bytes: more room than there is, {most}"
+            raise bad_value("n", rule)
         self.grow(size_bytes)
 
     def has_come(self) -> None:
@@ -354,44 +353,36 @@ def _parsed(raw: bytearray, shape: BodyShape) -> tuple[dict[str, Any], BodyShape
 def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
     """Parse strict JSON whose top level is an object; raises ApiError 400 otherwise."""
     try:
-        value = from_json(raw, allow_inf_nan=False)
+        value = parse_json(raw)
     except ValueError as error:
-        raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        raise _unreadable(raw, error) from None
     if not isinstance(value, dict):
         raise ApiError(400, "The body must be a JSON object.", code="invalid_json")
-    if _LARGE_NUMBER.search(raw) is not None and (path := _path_of_infinity(value)) is not None:
-        message = f"The number at '{path}' is larger than a double-precision float can be (about 1.8e308)."
-        raise bad_value(path, message, "invalid_json")
     return value
 
 
-def _path_of_infinity(value: Any) -> str | None:
-    """Where a number is infinite, as one beyond the range becomes; None where none is.
+def _unreadable(raw: bytes | bytearray, error: ValueError) -> ApiError:
+    if (steps := _number_out_of_range(raw)) is not None:
+        rule = "is a number larger than a double can be (about 1.8e308)"
+        return bad_value(field_path(steps), rule, "invalid_json")
+    return ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json")
 
-    Only the steps to the value under search are kept: a path for each value would cost the length of names for each.
-    """
-    steps: list[str | int] = []
-    parts = [_inner(value)]
-    while parts:
-        for step, one in parts[-1]:
-            if isinstance(one, float) and isinf(one):
-                return _path([*steps, step])
-            if isinstance(one, dict | list):
-                steps.append(step)
-                parts.append(_inner(one))
-                break
-        else:
-            parts.pop()
-            if steps:
-                steps.pop()
+
+def _number_out_of_range(raw: bytes | bytearray) -> list[str | int] | None:
+    """Where one is; None where there is none, or the body is no JSON otherwise."""
+    try:
+        return _steps_to_infinity(msgspec.json.Decoder(float_hook=float).decode(raw))
+    except (ValueError, RecursionError):
+        return None
+
+
+def _steps_to_infinity(value: Any) -> list[str | int] | None:
+    if isinstance(value, float) and isinf(value):
+        return []
+    if not isinstance(value, dict | list):
+        return None
+    entries: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+    for step, one in entries:
+        if (steps := _steps_to_infinity(one)) is not None:
+            return [step, *steps]
     return None
-
-
-def _inner(value: dict[str, Any] | list[Any]) -> Iterator[tuple[str | int, Any]]:
-    return iter(value.items() if isinstance(value, dict) else enumerate(value))
-
-
-def _path(steps: list[str | int]) -> str:
-    """The steps as `field[0].name`, cut where an error would be too long."""
-    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:SHOWN_CHARACTERS]}" for step in steps)
-    return written[1 : 1 + SHOWN_CHARACTERS]

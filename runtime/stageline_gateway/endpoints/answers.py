@@ -31,7 +31,7 @@ from stageline_gateway.endpoints.kept_answer import KeptChoice
 from stageline_gateway.engine_client.run_events import Resumed, StreamEvent
 from stageline_gateway.errors import ApiError, answer_broken, gateway_failed
 from stageline_gateway.openai_api.answer_shapes import AnswerShape, ChatShape, Stamp, usage
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.thoughts import ThoughtTokens
 from stageline_gateway.relay.dispatch import Deliver
 from stageline_gateway.telemetry.metrics import RequestMeter
@@ -85,7 +85,7 @@ class Exchange:
     """Another header that has the answer's id, if it has another name."""
     ignored: tuple[str, ...] = ()
     """Names of the client's fields that change nothing here."""
-    words: ClientWords = field(default_factory=ClientWords)
+    client_names: ClientNames = field(default_factory=ClientNames)
     """What the client calls the fields that engines name."""
     span: RequestSpan = field(default_factory=RequestSpan)
     thoughts: list[ThoughtTokens] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Exchange:
 
     def admitted(self, event: Admitted) -> None:
         # A client is told once, whatever engines say for each of its choices.
-        self.ignored = tuple(dict.fromkeys((*self.ignored, *map(self.words.of, event.ignored))))
+        self.ignored = tuple(dict.fromkeys((*self.ignored, *map(self.client_names.of, event.ignored))))
         for shape in self.shapes:
             shape.admitted(event)
         if event.thoughts is not None and isinstance(self.shapes[0], ChatShape):

@@ -158,7 +158,7 @@ def _answer(
     refuse: Refuse,
 ) -> Answer:
     asked, generate = prepared.asked, prepared.generate
-    job = GenerateJob(permit.model.name, generate, session, span, prepared.prompts, prepared.in_its_words)
+    job = GenerateJob(permit.model.name, generate, session, span, prepared.prompts, prepared.to_client_error)
     exchange = Exchange(
         run=partial(dispatcher.run_choices, job, asked.num_choices),
         shapes=[prepared.shape_of(choice) for choice in range(asked.num_choices)],
@@ -172,7 +172,7 @@ def _answer(
         num_prompts=asked.num_prompts,
         client_request_id=generate.client_request_id,
         ignored=prepared.ignored,
-        words=prepared.words,
+        client_names=prepared.names,
         span=span,
     )
     if prepared.dialect is not None:

@@ -7,9 +7,11 @@ with a value that asks for nothing. Rules between fields are not in it; what bre
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pydantic import BaseModel
+import msgspec
+from msgspec import Struct
 
 from stageline_api.version import stageline_version
+from stageline_gateway.openai_api.checked_types import OneOf, optional_fields
 from stageline_gateway.openai_api.dialects.messages_request import (
     BLOCK_IGNORED,
     MESSAGES_KNOWN,
@@ -94,7 +96,7 @@ _BARE: Final = {"200": {"description": "It can."}, "503": {"description": "It ca
 def document(with_keys: bool = False, strict: bool = False) -> dict[str, Any]:
     """The whole document, of a gateway that asks for keys or doesn't, and ignores fields or refuses them."""
     schemas: dict[str, Any] = {"Error": _ERROR}
-    bodies: list[tuple[type[BaseModel], Mapping[str, Known]]] = [
+    bodies: list[tuple[type[Struct], Mapping[str, Known]]] = [
         (ChatRequest, CHAT_KNOWN),
         (CompletionRequest, COMPLETION_KNOWN),
         (ResponsesRequest, RESPONSES_KNOWN),
@@ -139,8 +141,7 @@ def _asked_about(name: str, rule: dict[str, Any], strict: bool) -> dict[str, Any
     """A field of a body that is only asked about."""
     if name in OF_PROMPT or not strict or "enum" in rule:
         return rule
-    field = ChatRequest.model_fields.get(name) or CompletionRequest.model_fields.get(name)
-    usual = None if field is None else field.get_default(call_default_factory=True)
+    usual = {**optional_fields(ChatRequest), **optional_fields(CompletionRequest)}.get(name)
     return {"enum": [None] if usual is None else [usual, None]}
 
 
@@ -176,17 +177,24 @@ def _make_lenient(schema: dict[str, Any], ignored: Iterable[str]) -> None:
     schema["additionalProperties"] = {"type": "null"}
 
 
-def _schemas_of(model: type[BaseModel], known: Mapping[str, Known], strict: bool) -> dict[str, Any]:
+def _schemas_of(model: type[Struct], known: Mapping[str, Known], strict: bool) -> dict[str, Any]:
     """The schema of `model`, by name, and those it refers to."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schemas: dict[str, Any] = schema.pop("$defs", {})
-    properties = schema["properties"]
-    required = schema.get("required", [])
+    _, schemas = msgspec.json.schema_components(
+        [model, *(struct for kind in OneOf.__subclasses__() for struct in kind.structs())],
+        schema_hook=_one_of,
+        ref_template="#/components/schemas/{name}",
+    )
+    schema = schemas[model.__name__]
+    properties, required = schema["properties"], schema["required"]
     for name in properties:
         if name not in required:
             properties[name] = {"anyOf": [_without_default(properties[name]), {"type": "null"}]}
     properties |= {name: _known(rule, strict) for name, rule in known.items()}
-    return schemas | {model.__name__: schema}
+    return schemas
+
+
+def _one_of(kind: type[OneOf]) -> dict[str, Any]:
+    return {"anyOf": [{"$ref": f"#/components/schemas/{one.__name__}"} for one in kind.structs()]}
 
 
 def _known(rule: Known, strict: bool) -> dict[str, Any]:

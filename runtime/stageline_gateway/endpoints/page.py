@@ -14,7 +14,7 @@ from starlette.responses import Response
 from stageline_gateway.endpoints.json_answers import JsonAnswer
 from stageline_gateway.endpoints.pipeline_watch import MOST_WINDOW_SECONDS, NoPictureError, PipelineWatch
 from stageline_gateway.endpoints.services import Services
-from stageline_gateway.errors import ApiError, bad_value, not_ready, shown
+from stageline_gateway.errors import ApiError, bad_value, not_ready, shown, wrong_value
 
 SHORTEST_WINDOW_SECONDS: Final = 0.1
 DEFAULT_WINDOW_SECONDS: Final = 4.0
@@ -59,7 +59,7 @@ async def _pipeline(services: Services, watch: PipelineWatch, request: Request) 
     groups = fleet.discovered.groups_of(served.name)
     group = next((one for one in groups if wanted is None or str(one.group) == wanted), None)
     if group is None:
-        raise bad_value("group", f"'group' = {shown(wanted)} is no group of this model.")
+        raise bad_value("group", f"= {shown(wanted)} is no group of this model")
     try:
         drawn = await watch.picture(fleet.calls, group, window_seconds)
     except NoPictureError as error:
@@ -76,5 +76,5 @@ def _window(text: str | None) -> float:
         seconds = -1.0
     if not SHORTEST_WINDOW_SECONDS <= seconds <= MOST_WINDOW_SECONDS:
         rule = f"a number from {SHORTEST_WINDOW_SECONDS:g} to {MOST_WINDOW_SECONDS:g}"
-        raise bad_value("window_seconds", f"'window_seconds' must be {rule}; got {shown(text)}.")
+        raise wrong_value("window_seconds", f"should be {rule}", text)
     return seconds

@@ -3,20 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError, from_json
+from msgspec import Meta
 
 from stageline_api.engine_http import MAX_MESSAGES
-from stageline_gateway.errors import bad_value, shown
-from stageline_gateway.openai_api.unread_parts import TextAlone, Unread, is_server_tool
+from stageline_gateway.errors import bad_value, shown, wrong_value
+from stageline_gateway.openai_api.checked_types import OneOf, Strict
+from stageline_gateway.openai_api.unread_parts import Unread, is_server_tool
+from stageline_gateway.strict_json import parse_json
 
-UNION_TAGS = frozenset(
-    {"#text", "#texts", "#list", "#lists", "#word", "#named", "#allowed", "#tool", "#namespace", "#unread"}
-    | {"#message", "#function_call", "#function_call_output", "#reasoning"}
-    | {"#custom_tool_call", "#custom_tool_call_output"}
-    | {"#tool_use", "#tool_result", "#thinking"}
-)
-"""Names of the members of unions; they show up in an error's location and are no part of a field's path."""
 OWN_TOOLS: Final = frozenset({"function"})
 """Types of tools that can be called."""
 MAX_TOOLS = 128
@@ -26,52 +20,26 @@ MAX_NAME_CHARACTERS = 128
 """Of a tool, as Anthropic and `/v1/responses` have it."""
 MAX_PARTS = 1024
 """Of one message's content."""
-MAX_FIELDS = 128
-"""Of one object: each unknown one would become an error of its own."""
 
-ToolName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+ToolName = Annotated[str, Meta(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
 
 
-def text_or_list(value: Any) -> str | None:
-    match value:
-        case str():
-            return "#text"
-        case list():
-            return "#list"
-        case _:
-            return None
-
-
-class Strict(BaseModel):
-    """Frozen; no coercion between types, no unknown field. Lists in it fail at their first wrong item (`fail_fast`)."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > MAX_FIELDS:
-            message = "Input should have at most {most} fields"
-            raise PydanticCustomError("too_many_fields", message, {"most": MAX_FIELDS})
-        return value
-
-
-class CalledFunction(Strict):
+class CalledFunction(Strict, frozen=True):
     """What an earlier turn called; `arguments` is a JSON object, written as a string, or whatever the model wrote."""
 
     name: ToolName
     arguments: str
 
 
-class MadeCall(Strict):
+class MadeCall(Strict, frozen=True, kw_only=True):
     """A call in an earlier turn of the assistant."""
 
-    id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
-class Function(Strict):
+class Function(Strict, frozen=True):
     """A function that may be called. `strict` holds its arguments to `parameters`, which a forced call always does."""
 
     name: ToolName
@@ -80,98 +48,70 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(Strict, frozen=True):
     """A tool; only functions exist here."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Strict):
+class NamedFunction(Strict, frozen=True):
     """The function to call."""
 
     name: ToolName
 
 
-class NamedTool(Strict):
+class AnyChoice(OneOf):
+    """One of the tools that may be called; what names no function is left out."""
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Strict | Unread]:
+        return UnreadChoice if is_server_tool(value, OWN_TOOLS) else NamedTool
+
+
+class NamedTool(Strict, AnyChoice, tag_field="type", tag="function", frozen=True):
     """A choice of one tool."""
 
-    type: Literal["function"]
     function: NamedFunction
 
 
-def _kind_of_choice(value: Any) -> str:
-    return "#unread" if is_server_tool(value, OWN_TOOLS) else "#tool"
+class UnreadChoice(Unread, AnyChoice, frozen=True):
+    """A choice of what can't be called."""
 
 
-AnyChoice = Annotated[
-    Annotated[NamedTool, Tag("#tool")] | Annotated[Unread, Tag("#unread")], Discriminator(_kind_of_choice)
-]
-
-
-class AllowedList(Strict):
+class AllowedList(Strict, frozen=True):
     """Some of the tools, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AnyChoice], Field(fail_fast=True, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AnyChoice], Meta(max_length=MAX_TOOLS)]
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(tool.function.name for tool in self.tools if isinstance(tool, NamedTool))
 
 
-class AllowedTools(Strict):
+class AllowedTools(Strict, tag_field="type", tag="allowed_tools", frozen=True):
     """A choice among some of the tools."""
 
-    type: Literal["allowed_tools"]
     allowed_tools: AllowedList
 
 
-def _word_or_named(value: Any) -> str | None:
-    """The tag of a choice that is a word, names one thing in an object, or lists several."""
-    match value:
-        case str():
-            return "#word"
-        case {"type": "allowed_tools"}:
-            return "#allowed"
-        case dict():
-            return "#named"
-        case _:
-            return None
+Mode = Literal["none", "auto", "required"]
+ChosenTool = Mode | NamedTool
+ToolChoice = Mode | NamedTool | AllowedTools
 
 
-WORD_OR_NAMED = Discriminator(
-    _word_or_named,
-    custom_error_type="tool_choice_type",
-    custom_error_message="must be 'none', 'auto', 'required' or an object that names functions",
-)
-ChosenTool = Literal["none", "auto", "required"] | NamedTool
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("#word")]
-    | Annotated[NamedTool, Tag("#named")]
-    | Annotated[AllowedTools, Tag("#allowed")],
-    WORD_OR_NAMED,
-]
-
-
-class TextPart(Strict):
+class TextPart(Strict, frozen=True):
     """One part of a message's content; only text can be read by the models served here."""
 
-    type: Annotated[Literal["text"], TextAlone]
+    type: Literal["text"]
     text: str
 
 
-Content = Annotated[
-    Annotated[str, Tag("#text")] | Annotated[list[TextPart], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
-    Discriminator(
-        text_or_list,
-        custom_error_type="content_type",
-        custom_error_message="must be a string or a list of text parts",
-    ),
-]
+Content = str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
 
 
-class Message(Strict):
+class Message(Strict, frozen=True):
     """One turn. Fields that a client repeats from an earlier answer may be there as long as they are null.
 
     Which fields a role takes is checked by `check_messages`, so that the error can name the one that is wrong.
@@ -179,8 +119,8 @@ class Message(Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    tool_calls: Annotated[list[MadeCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)] | None = None
+    tool_calls: Annotated[list[MadeCall], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)] | None = None
     name: ToolName | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -202,8 +142,8 @@ class Message(Strict):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
-Tools = Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)]
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+Tools = Annotated[list[Tool], Meta(max_length=MAX_TOOLS)]
 
 
 def check_messages(messages: list[Message]) -> None:
@@ -216,22 +156,20 @@ def _check_fields(message: Message, place: str) -> None:
     takes = {"assistant": {"tool_calls"}, "tool": {"tool_call_id", "name"}}.get(message.role, set())
     for name in ("tool_calls", "tool_call_id", "name"):
         if name not in takes and getattr(message, name) not in (None, []):
-            param = f"{place}.{name}"
-            raise bad_value(param, f"'{param}' is not supported in a message of role '{message.role}'.")
+            raise bad_value(f"{place}.{name}", f"is not supported in a message of role '{message.role}'")
     # An answer that the token limit cut off before there was anything to tell has neither words nor calls, and a tool
     # may have nothing to say.
     if message.role not in ("assistant", "tool"):
         if message.content is None:
             _missing(f"{place}.content")
         if message.content == []:
-            param = f"{place}.content"
-            raise bad_value(param, f"Invalid value for '{param}': should have at least 1 part; got [].")
+            raise wrong_value(f"{place}.content", "should have at least 1 part", [])
     if message.role == "tool" and message.tool_call_id is None:
         _missing(f"{place}.tool_call_id")
 
 
 def _missing(param: str) -> None:
-    raise bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
+    raise bad_value(param, "is missing", "missing_required_parameter")
 
 
 def arguments_of(call: MadeCall) -> dict[str, Any] | str:
@@ -244,7 +182,7 @@ def arguments_of(call: MadeCall) -> dict[str, Any] | str:
     if not written.strip():
         return {}
     try:
-        value = from_json(written, allow_inf_nan=False)
+        value = parse_json(written)
     except ValueError:
         return written
     if value is None:
@@ -257,8 +195,7 @@ def check_tool_names(tools: Sequence[Tool]) -> list[str]:
     names = [tool.function.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
-            param = f"tools[{index}].function.name"
-            raise bad_value(param, f"'{param}' = {shown(name)} is the name of an earlier tool.")
+            raise bad_value(f"tools[{index}].function.name", f"= {shown(name)} is the name of an earlier tool")
     return names
 
 

@@ -4,25 +4,25 @@ import json
 import re
 from typing import Annotated, Any, Final, Literal, assert_never
 
-from pydantic import Field
+from msgspec import Meta, field, structs
 
 from stageline_api.engine_http import MAX_GRAMMAR_CHARACTERS, MAX_REGEX_CHARACTERS
-from stageline_gateway.openai_api.chat_types import Strict
+from stageline_gateway.openai_api.checked_types import Strict
 
 MAX_GUIDED_CHOICES: Final = 1024
 _REGEX_SIGNS: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
-class JsonSchemaFormat(Strict):
+class JsonSchemaFormat(Strict, kw_only=True, frozen=True):
     """A schema that the answer satisfies, whether or not `strict` is set; `name` and `description` change nothing."""
 
     name: str
     description: str | None = None
-    json_schema: dict[str, Any] = Field(alias="schema")
+    json_schema: dict[str, Any] = field(name="schema")
     strict: bool | None = None
 
 
-class ResponseFormat(Strict):
+class ResponseFormat(Strict, frozen=True):
     """What the answer's text must be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -42,17 +42,17 @@ class ResponseFormat(Strict):
                 assert_never(self.type)
 
 
-Choice = Annotated[str, Field(min_length=1)]
+Choice = Annotated[str, Meta(min_length=1)]
 
 
-class StructuredOutputs(Strict):
+class StructuredOutputs(Strict, frozen=True):
     """vLLM's: what the answer's text must be, by exactly one of these."""
 
-    json_schema: dict[str, Any] | str | None = Field(default=None, alias="json")
-    json_object: Literal[True] | None = None
-    regex: Annotated[str, Field(min_length=1, max_length=MAX_REGEX_CHARACTERS)] | None = None
-    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
-    choice: Annotated[list[Choice], Field(fail_fast=True, min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
+    json_schema: dict[str, Any] | str | None = field(default=None, name="json")
+    json_object: Annotated[bool, Meta(extra_json_schema={"const": True})] | None = None
+    regex: Annotated[str, Meta(min_length=1, max_length=MAX_REGEX_CHARACTERS)] | None = None
+    grammar: Annotated[str, Meta(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
+    choice: Annotated[list[Choice], Meta(min_length=1, max_length=MAX_GUIDED_CHOICES)] | None = None
 
     @property
     def schema_text(self) -> str | None:
@@ -80,5 +80,4 @@ class StructuredOutputs(Strict):
     @property
     def named(self) -> list[str]:
         """What of it is given, by the client's names."""
-        fields = type(self).model_fields.items()
-        return [field.alias or name for name, field in fields if getattr(self, name) is not None]
+        return [one.encode_name for one in structs.fields(self) if getattr(self, one.name) is not None]

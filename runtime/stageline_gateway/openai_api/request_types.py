@@ -9,8 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, assert_never, cast
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from msgspec import Meta, field
 
 from stageline_api.engine_http import (
     MAX_ALLOWED_TOKENS,
@@ -22,17 +21,17 @@ from stageline_api.engine_http import (
     MAX_TEMPLATE_ARGUMENTS,
     MAX_TOP_LOGPROBS,
 )
+from stageline_gateway.errors import bad_value, wrong_value
 from stageline_gateway.openai_api.chat_types import (
     AllowedTools,
     ChosenTool,
     Messages,
     NamedTool,
-    Strict,
     Tool,
     ToolChoice,
     Tools,
-    text_or_list,
 )
+from stageline_gateway.openai_api.checked_types import Strict, optional_fields
 from stageline_gateway.openai_api.guides import ResponseFormat, StructuredOutputs
 from stageline_gateway.openai_api.schemas import moved_schema
 from stageline_gateway.openai_api.thoughts import OPENING
@@ -101,117 +100,88 @@ MAX_CHOICES = 128
 
 MAX_BIASES = 1024
 
-TokenId = Annotated[int, Field(ge=0, le=INT32_MAX)]
-TokenCount = Annotated[int, Field(ge=1, le=INT32_MAX)]
-TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+TokenCount = Annotated[int, Meta(ge=1, le=INT32_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+TokenKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as the key of a JSON object."""
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[dict[TokenKey, Bias], Meta(max_length=MAX_BIASES)]
+TemplateArgument = Annotated[str, Meta(max_length=MAX_ARGUMENT_CHARACTERS)] | bool | int | float | None
+ArgumentName = Annotated[str, Meta(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")]
+TemplateArguments = Annotated[dict[ArgumentName, TemplateArgument], Meta(max_length=MAX_TEMPLATE_ARGUMENTS)]
+Stop = StopString | Annotated[list[StopString], Meta(max_length=16)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+_ID_SCHEMA: Final = {"type": "integer", "minimum": 0, "maximum": INT32_MAX}
+_PROMPTS_SCHEMA: Final = {
+    "items": {},
+    "anyOf": [
+        {"items": _ID_SCHEMA},
+        {"maxItems": MAX_CHOICES, "items": {"type": "string"}},
+        {"maxItems": MAX_CHOICES, "items": {"type": "array", "minItems": 1, "items": _ID_SCHEMA}},
+    ],
+}
+CompletionPrompt = (
+    str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1, extra_json_schema=_PROMPTS_SCHEMA)]
+)
 
 
-def _has_few_biases(value: Any) -> Any:
-    # A dictionary's errors are all made, unlike a list's.
-    if isinstance(value, dict) and len(value) > MAX_BIASES:
-        raise PydanticCustomError("too_long", "Input should have at most {most} items", {"most": MAX_BIASES})
-    return value
+def _check_prompts(prompts: Sequence[str | int | list[int]]) -> None:
+    """Token ids are one prompt; else each entry is one, of the kind that the first is."""
+    kind = type(prompts[0])
+    if set(map(type, prompts)) != {kind}:
+        index = next(index for index, one in enumerate(prompts) if type(one) is not kind)
+        rule = "should be of the type of 'prompt[0]'"
+        raise wrong_value(f"prompt[{index}]", rule, prompts[index], "invalid_type")
+    if kind is not int and len(prompts) > MAX_CHOICES:
+        raise bad_value("prompt", f"should have at most {MAX_CHOICES} prompts; it has {len(prompts)}")
 
 
-def _has_few_arguments(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > MAX_TEMPLATE_ARGUMENTS:
-        most = {"most": MAX_TEMPLATE_ARGUMENTS}
-        raise PydanticCustomError("too_long", "Input should have at most {most} items", most)
-    return value
-
-
-TemplateArgument = Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)] | bool | int | float | None
-ArgumentName = Annotated[str, Field(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]{0,63}$")]
-TemplateArguments = Annotated[dict[ArgumentName, TemplateArgument], BeforeValidator(_has_few_arguments)]
-LogitBias = Annotated[
-    dict[TokenKey, Annotated[float, Field(ge=-100, le=100)]],
-    Field(max_length=MAX_BIASES),
-    BeforeValidator(_has_few_biases),
-]
-
-
-def _prompt_kind(value: Any) -> str | None:
-    match value:
-        case str():
-            return "#text"
-        case [int(), *_]:
-            return "#list"
-        case [str(), *_]:
-            return "#texts"
-        case [list(), *_]:
-            return "#lists"
-        case _:
-            return None
-
-
-Stop = Annotated[
-    Annotated[StopString, Tag("#text")]
-    | Annotated[list[StopString], Tag("#list"), Field(fail_fast=True, max_length=16)],
-    Discriminator(
-        text_or_list, custom_error_type="stop_type", custom_error_message="must be a string or a list of strings"
-    ),
-]
-BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_CHARACTERS)]
-TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
-CompletionPrompt = Annotated[
-    Annotated[str, Tag("#text")]
-    | Annotated[list[str], Tag("#texts"), Field(fail_fast=True, max_length=MAX_CHOICES)]
-    | Annotated[TokenIds, Tag("#list")]
-    | Annotated[list[TokenIds], Tag("#lists"), Field(fail_fast=True, max_length=MAX_CHOICES)],
-    Discriminator(
-        _prompt_kind,
-        custom_error_type="prompt_type",
-        custom_error_message="must be a string, a list of token ids, or a list of such; no list may be empty",
-    ),
-]
-
-
-class StreamOptions(Strict):
+class StreamOptions(Strict, frozen=True):
     """`include_usage` adds a last chunk with the token counts."""
 
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
 
 
-class CarriedFields(Strict):
+class CarriedFields(Strict, frozen=True):
     """What is beyond the fields of the API that a body is of, and has the same name and effect in all of them.
 
     None of a field that may be None is the model's own.
     """
 
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=INT32_MAX)] | None = None
     """0, or vLLM's -1, is all."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
-    logit_bias: LogitBias = Field(default_factory=dict)
+    logit_bias: LogitBias = field(default_factory=dict)
     seed: int | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=64)] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
-    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ALLOWED_TOKENS)] = (
-        Field(default_factory=list)
+    min_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_TOKENS)] = field(
+        default_factory=list
     )
-    bad_words: Annotated[list[BadWord], Field(fail_fast=True, max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] = field(default_factory=list)
     structured_outputs: StructuredOutputs | None = None
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
 
 
-class _Request(CarriedFields):
+class _Request(CarriedFields, kw_only=True, frozen=True):
     model: str
     max_tokens: TokenCount | None = None
     # None of these two, and of `max_tokens`, is the model's own.
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    stop: Stop = Field(default_factory=list)
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    stop: Stop = field(default_factory=list)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
     def num_prompts(self) -> int:
@@ -276,32 +246,33 @@ class _Request(CarriedFields):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-class CarriedToChat(CarriedFields):
+class CarriedToChat(CarriedFields, frozen=True):
     """The same, of an API whose bodies become chats; `priority` and the like are known there and change nothing."""
 
-    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+    chat_template_kwargs: TemplateArguments = field(default_factory=dict)
 
     @property
     def carried(self) -> dict[str, Any]:
         """These fields of the body, as a chat has them."""
-        return {name: getattr(self, name) for name in CarriedToChat.model_fields if name in self.model_fields_set}
+        usual = optional_fields(CarriedToChat)
+        return {name: value for name in usual if (value := getattr(self, name)) != usual[name]}
 
 
-class ChatRequest(_Request):
+class ChatRequest(_Request, kw_only=True, frozen=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Messages
     max_completion_tokens: TokenCount | None = None
-    chat_template_kwargs: TemplateArguments = Field(default_factory=dict)
+    chat_template_kwargs: TemplateArguments = field(default_factory=dict)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     response_format: ResponseFormat | None = None
-    tools: Tools = Field(default_factory=list)
+    tools: Tools = field(default_factory=list)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
     def choice_of_tool(self) -> ChosenTool:
@@ -346,13 +317,17 @@ class ChatRequest(_Request):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class CompletionRequest(_Request):
+class CompletionRequest(_Request, kw_only=True, frozen=True):
     """Body of `POST /v1/completions`."""
 
     prompt: CompletionPrompt
-    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=INT32_MAX)] | None = None
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, list):
+            _check_prompts(self.prompt)
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:

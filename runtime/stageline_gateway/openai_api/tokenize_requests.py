@@ -9,18 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from msgspec import structs
-from pydantic import Field
+from msgspec import Meta, structs
 
 from stageline_api.engine_http import ChatPrompt, Prompt, TextPrompt
-from stageline_gateway.errors import bad_value, shown
-from stageline_gateway.openai_api.chat_types import Strict
+from stageline_gateway.errors import bad_value, wrong_value
+from stageline_gateway.openai_api.checked_types import Strict, checked, optional_fields
 from stageline_gateway.openai_api.known_fields import COMPLETION_KNOWN, GUIDED
 from stageline_gateway.openai_api.request_types import ChatRequest, CompletionRequest, TokenId
 from stageline_gateway.openai_api.translate import prompt_of_chat
 from stageline_gateway.openai_api.validation import (
     IgnoredFields,
-    checked,
     parse_chat,
     parse_completion,
     settled,
@@ -44,7 +42,7 @@ OF_PROMPT: Final = frozenset(
 """Fields of chats and completions that decide what the prompt is."""
 
 
-class TokenizeOptions(Strict):
+class TokenizeOptions(Strict, frozen=True):
     """What a body of `/tokenize` has beside a chat's or a completion's fields."""
 
     add_special_tokens: bool | None = None
@@ -52,11 +50,11 @@ class TokenizeOptions(Strict):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(Strict):
+class DetokenizeBody(Strict, frozen=True):
     """Token ids to turn into text."""
 
     model: str
-    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_TOKENS)]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def parse_tokenize(fields: Mapping[str, Any], strict: bool = False) -> ToTokeniz
     rest = {name: value for name, value in fields.items() if not _is_option(name)}
     given = [name for name in ("prompt", "messages") if rest.get(name) is not None]
     if len(given) != 1:
-        raise bad_value("prompt", "Send either 'prompt' or 'messages'.")
+        raise bad_value("prompt", "or 'messages' should be there, and not both")
     rest = {name: value for name, value in rest.items() if name in given or name not in ("prompt", "messages")}
     ignored: IgnoredFields = {}
     asked, prompt = (_text if given == ["prompt"] else _chat)(rest, ignored, strict)
@@ -85,7 +83,7 @@ def parse_tokenize(fields: Mapping[str, Any], strict: bool = False) -> ToTokeniz
 
 
 def _is_option(name: str) -> bool:
-    return name in TokenizeOptions.model_fields
+    return name in TokenizeOptions.__struct_fields__
 
 
 def _text(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[CompletionRequest, Prompt]:
@@ -93,8 +91,7 @@ def _text(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tu
         case str(text) | [str(text)]:
             return parse_completion(fields, ignored, strict), TextPrompt(text=text)
         case other:
-            message = f"Invalid type for 'prompt': should be one string; got {shown(other)}."
-            raise bad_value("prompt", message, "invalid_type")
+            raise wrong_value("prompt", "should be one string", other, "invalid_type")
 
 
 def _chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool) -> tuple[ChatRequest, Prompt]:
@@ -109,13 +106,12 @@ def only_counted(prompt: Prompt) -> Prompt:
 
 def _of_the_answer(asked: ChatRequest | CompletionRequest, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Those of `fields`, as they were sent, that ask for something and make no prompt."""
-    rules = type(asked).model_fields
+    usual = optional_fields(type(asked))
     for name, value in fields.items():
         if name in GUIDED:
             yield name, value
-        elif name in rules and name not in OF_PROMPT:
-            asks = getattr(asked, name) != rules[name].get_default(call_default_factory=True)
-            yield name, value if asks else None
+        elif name in usual and name not in OF_PROMPT:
+            yield name, value if getattr(asked, name) != usual[name] else None
 
 
 def parse_detokenize(fields: Mapping[str, Any], strict: bool = False) -> tuple[DetokenizeBody, tuple[str, ...]]:

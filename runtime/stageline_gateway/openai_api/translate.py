@@ -25,7 +25,7 @@ from stageline_api.engine_http import (
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import ChatShape, CompletionShape, Dialect, ShapeOfChoice, Stamp
 from stageline_gateway.openai_api.chat_types import MadeCall, Message, Tool, arguments_of
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.request_types import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest
 from stageline_gateway.openai_api.schemas import without_idle_names
 from stageline_gateway.openai_api.tool_shape import shape_with_tools
@@ -152,13 +152,13 @@ class Prepared(NamedTuple):
     """All prompts, where there are several."""
     dialect: Callable[[Stamp], Dialect] | None = None
     """Makes what writes the answer, in another API than OpenAI's chats and completions."""
-    words: ClientWords = ClientWords()
+    names: ClientNames = ClientNames()
     """What that API's client calls the chat's fields."""
 
-    def in_its_words(self, error: ApiError) -> ApiError:
+    def to_client_error(self, error: ApiError) -> ApiError:
         """The engine's refusal with the client's own names for fields that have several."""
         own = {"max_tokens": self.asked.limit_name, "response_format": self.asked.schema_field}
-        return self.words.told(ClientWords(own).told(error))
+        return error.renamed(lambda path: self.names.of(own.get(path, path)))
 
 
 Prepare = Callable[[Mapping[str, Any], bool], Prepared]
@@ -175,14 +175,14 @@ def prepare_as_chat(
     strict: bool,
     kind: str,
     dialect: Callable[[Stamp], Dialect],
-    words: ClientWords,
+    names: ClientNames,
 ) -> Prepared:
     """A request of another API, whose `fields` are those of a chat by now; `ignored` is what was left out before."""
     try:
         chat = _prepared_chat(fields, ignored, strict, f"{kind}_")
     except ApiError as error:
-        raise words.told(error) from None
-    return chat._replace(dialect=dialect, words=words, ignored=tuple(map(words.of, chat.ignored)))
+        raise error.renamed(names.of) from None
+    return chat._replace(dialect=dialect, names=names, ignored=tuple(map(names.of, chat.ignored)))
 
 
 def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool, kind: str) -> Prepared:
@@ -191,7 +191,7 @@ def _prepared_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bo
     shape = shape_with_tools(asked) if asked.offered_tools else plain
     generate = chat_to_generate(asked, *drawn(kind))
     # Whose texts are joined there: held twice they would be, for as long as the answer takes.
-    return Prepared(asked.model_copy(update={"messages": []}), generate, shape, tuple(ignored))
+    return Prepared(structs.replace(asked, messages=[]), generate, shape, tuple(ignored))
 
 
 def prepare_completion(fields: Mapping[str, Any], strict: bool) -> Prepared:

@@ -13,8 +13,7 @@ from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from typing import Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
-from pydantic_core import PydanticCustomError
+from msgspec import Struct
 
 _KIND: Final = re.compile(r"[a-z][a-z0-9_.:-]{0,39}")
 """A type that may be named in a header."""
@@ -28,10 +27,8 @@ _MISTAKE_RATIO: Final = 0.75
 _TEXT_DATA: Final = re.compile(r"data:text/[a-z0-9.+-]+(?:;charset=utf-?8)?;base64,", re.IGNORECASE)
 
 
-class Unread(BaseModel):
+class Unread(Struct, frozen=True):
     """What is left out; it keeps its place, so that the others keep their indexes in messages."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     type: str
 
@@ -55,16 +52,6 @@ def _is_mistake(kind: str) -> bool:
 def is_media(kind: str | None) -> bool:
     """Whether a part of this type holds something besides text."""
     return kind is not None and _MEDIA.search(kind) is not None
-
-
-def _refuse_media(kind: Any) -> Any:
-    if isinstance(kind, str) and is_media(kind):
-        raise PydanticCustomError("unreadable_part", "the models served here read text alone")
-    return kind
-
-
-TextAlone: Final = BeforeValidator(_refuse_media)
-"""For the `type` of a part: says why an image is refused."""
 
 
 def read_part(part: Any, text_type: str) -> Any:

@@ -1,23 +1,18 @@
 """From a JSON object to a checked request, or to the one error that names what is wrong with it."""
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from functools import cache
-from typing import Any, Final, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from msgspec import Struct
 
 from stageline_api.engine_http import MAX_MESSAGES, MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS
-from stageline_gateway.errors import ApiError, bad_value, shown
+from stageline_gateway.errors import ApiError, bad_value, shown, wrong_value
 from stageline_gateway.openai_api.chat_types import (
-    MAX_FIELDS,
     MAX_PARTS,
     MAX_TOOLS,
     OWN_TOOLS,
-    UNION_TAGS,
     AllowedTools,
     CalledFunction,
     Function,
@@ -29,7 +24,8 @@ from stageline_gateway.openai_api.chat_types import (
     check_messages,
     check_tool_names,
 )
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.checked_types import checked, optional_fields
+from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.guides import StructuredOutputs
 from stageline_gateway.openai_api.known_fields import (
     CALL_IGNORED,
@@ -49,6 +45,7 @@ from stageline_gateway.openai_api.known_fields import (
 )
 from stageline_gateway.openai_api.request_types import MAX_CHOICES, ChatRequest, CompletionRequest
 from stageline_gateway.openai_api.unread_parts import Unread, is_server_tool, kind_of, noted_part, read_part
+from stageline_gateway.strict_json import parse_json
 
 IgnoredFields = dict[str, None]
 """Names of what was left out, in the order in which they were met; names of our own tables, never a client's words."""
@@ -83,25 +80,18 @@ def settled(
 
 def _unsupported(name: str, value: Any, rule: Known) -> ApiError:
     instead = f"leave it out or send {shown(rule.neutral[0])}" if rule.neutral else "leave it out"
-    why = f" {rule.why}" if rule.why else ""
-    return bad_value(
-        name, f"'{name}' = {shown(value)} is not supported by this server: {instead}.{why}", "unsupported_parameter"
-    )
+    why = f". {rule.why}".removesuffix(".") if rule.why else ""
+    said = f"= {shown(value)} is not supported by this server: {instead}{why}"
+    return bad_value(name, said, "unsupported_parameter")
 
 
-@cache
-def _required_fields(model: type[BaseModel]) -> frozenset[str]:
-    fields = model.model_fields.items()
-    return frozenset(field.alias or name for name, field in fields if field.is_required())
-
-
-def lenient(part: Any, model: type[BaseModel], names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
+def lenient(part: Any, model: type[Struct], names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
     """`part`, which is to become a `model`, without the fields of `names`; `ignored` is told of them as fields of
     `place`. Null asks for nothing: a field that has it is left out, known or not, unless the `model` requires it.
     """
     if not isinstance(part, dict) or (names.isdisjoint(part) and None not in part.values()):
         return part
-    required, kept = _required_fields(model), dict[str, Any]()
+    required, kept = {*model.__struct_encode_fields__} - optional_fields(model).keys(), dict[str, Any]()
     for name, value in part.items():
         if value is not None and name in names:
             ignored[f"{place}.{name}"] = None
@@ -197,9 +187,7 @@ def _lenient_tool(tool: Any, ignored: IgnoredFields) -> Any:
     return _with_function(tool, Function, FUNCTION_IGNORED, "tools", ignored)
 
 
-def _with_function(
-    part: Any, model: type[BaseModel], names: AbstractSet[str], place: str, ignored: IgnoredFields
-) -> Any:
+def _with_function(part: Any, model: type[Struct], names: AbstractSet[str], place: str, ignored: IgnoredFields) -> Any:
     function = part.get("function") if isinstance(part, dict) else None
     made = lenient(function, model, names, f"{place}.function", ignored)
     return part if made is function else part | {"function": made}
@@ -220,66 +208,14 @@ def _lenient_parts(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, 
     return fields
 
 
-RequestType = TypeVar("RequestType", bound=BaseModel)
-
-
-def field_path(location: tuple[str | int, ...]) -> str:
-    """A path as OpenAI writes it, `messages[0].content`; tags of unions are left out."""
-    path = ""
-    for step in location:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif step not in UNION_TAGS:
-            path += f".{step}" if path else step
-    path = path or str(location[-1])
-    return path if len(path) <= 200 else path[:200] + "…"
-
-
-_JSON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
-_PYTHON_WORDS: Final = re.compile(r"\b(True|False|None)\b")
-
-
-def _as_api_error(detail: ErrorDetails) -> ApiError:
-    param = field_path(detail["loc"])
-    rule = _PYTHON_WORDS.sub(lambda word: _JSON_WORDS[word[0]], detail["msg"].removeprefix("Input "))
-    match detail["type"]:
-        case "missing":
-            return bad_value(param, f"Missing required parameter: '{param}'.", "missing_required_parameter")
-        case "extra_forbidden":
-            return bad_value(param, f"Unrecognized request argument supplied: '{param}'.", "unknown_parameter")
-        case kind if kind.endswith(("_type", "union_tag_invalid")):
-            return bad_value(
-                param, f"Invalid type for '{param}': {rule}; got {shown(detail['input'])}.", "invalid_type"
-            )
-        case _:
-            return bad_value(param, f"Invalid value for '{param}': {rule}; got {shown(detail['input'])}.")
-
-
-@cache
-def _optional_fields(model: type[BaseModel]) -> frozenset[str]:
-    return frozenset(name for name, field in model.model_fields.items() if not field.is_required())
-
-
-def checked(model: type[RequestType], fields: dict[str, Any]) -> RequestType:
-    """`fields` as a `model`; raises ApiError 400 naming the first field that is wrong."""
-    if len(fields) > MAX_FIELDS:
-        message = f"The body has {len(fields)} fields; at most {MAX_FIELDS} are allowed."
-        raise ApiError(400, message, code="invalid_value")
-    # OpenAI's clients may send null for any optional field.
-    optional = _optional_fields(model)
-    given = {name: value for name, value in fields.items() if value is not None or name not in optional}
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        raise _as_api_error(error.errors(include_url=False, include_context=False)[0]) from None
-
-
 def _check_stream(request: ChatRequest | CompletionRequest) -> None:
     if request.stream_options is not None and not request.stream:
-        raise bad_value("stream_options", "'stream_options' is only allowed when 'stream' is true.")
+        raise bad_value("stream_options", "is only allowed when 'stream' is true")
+    if request.stream_options is not None and request.stream_options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise bad_value(param, "= true is not supported by this server", "unsupported_parameter")
     if request.prompt_logprobs is not None and request.stream:
-        message = f"'prompt_logprobs' = {request.prompt_logprobs} is only allowed when 'stream' is false."
-        raise bad_value("prompt_logprobs", message)
+        raise bad_value("prompt_logprobs", f"= {request.prompt_logprobs} is only allowed when 'stream' is false")
 
 
 def _check_response_format(request: ChatRequest) -> None:
@@ -288,9 +224,9 @@ def _check_response_format(request: ChatRequest) -> None:
     if wanted is None:
         return
     if wanted.type == "json_schema" and wanted.json_schema is None:
-        raise bad_value(param, f"'{param}' is required when 'response_format.type' is 'json_schema'.")
+        raise bad_value(param, "is missing, of a format of type 'json_schema'")
     if wanted.type != "json_schema" and wanted.json_schema is not None:
-        raise bad_value(param, f"'{param}' is only allowed when 'response_format.type' is 'json_schema'.")
+        raise bad_value(param, "is only allowed in a format of type 'json_schema'")
 
 
 def with_guide(fields: dict[str, Any], strict: bool, ignored: IgnoredFields) -> dict[str, Any]:
@@ -301,7 +237,7 @@ def with_guide(fields: dict[str, Any], strict: bool, ignored: IgnoredFields) -> 
         guide = lenient(guide, StructuredOutputs, GUIDE_IGNORED, "structured_outputs", ignored)
         fields["structured_outputs"] = guide
     if len(old) + (guide is not None) > 1:
-        raise bad_value(old[-1], f"'{old[-1]}' can't be combined with another guide of the answer.")
+        raise bad_value(old[-1], "can't be combined with another guide of the answer")
     rest = {name: value for name, value in fields.items() if name not in GUIDED}
     return rest | {"structured_outputs": {GUIDED[old[0]]: fields[old[0]]}} if old else rest
 
@@ -312,17 +248,16 @@ def _check_guide(request: ChatRequest | CompletionRequest) -> None:
     if guide is not None:
         named = guide.named
         if len(named) != 1:
-            message = (
-                f"'structured_outputs' must have exactly one of json, json_object, regex, choice, grammar; got {named}."
-            )
-            raise bad_value("structured_outputs", message)
+            rule = "should have exactly one of json, json_object, regex, choice, grammar"
+            raise wrong_value("structured_outputs", rule, named)
+        if guide.json_object is False:
+            param = "structured_outputs.json_object"
+            raise wrong_value(param, "should be true", False)
         if isinstance(request, ChatRequest):
             _check_alone(request)
         if guide.is_too_long:
-            message = (
-                f"'structured_outputs.{named[0]}' makes an expression of more than {MAX_REGEX_CHARACTERS} characters."
-            )
-            raise bad_value(f"structured_outputs.{named[0]}", message)
+            rule = f"makes an expression of more than {MAX_REGEX_CHARACTERS} characters"
+            raise bad_value(f"structured_outputs.{named[0]}", rule)
     _check_schema_length(request)
     if guide is not None and isinstance(guide.json_schema, str):
         _check_schema_text(guide.json_schema)
@@ -331,13 +266,12 @@ def _check_guide(request: ChatRequest | CompletionRequest) -> None:
 def _check_schema_text(text: str) -> None:
     """Raise ApiError 400 for a schema given as text that is none."""
     try:
-        is_schema = isinstance(from_json(text, allow_inf_nan=False), dict | bool)
+        is_schema = isinstance(parse_json(text), dict | bool)
     except ValueError:
         is_schema = False
     if not is_schema:
-        param = "structured_outputs.json"
-        message = f"'{param}' (or 'guided_json') as text must be a JSON object or boolean; got {shown(text)}."
-        raise bad_value(param, message)
+        rule = "(or 'guided_json') as text should be a JSON object or boolean"
+        raise wrong_value("structured_outputs.json", rule, text)
 
 
 def _check_alone(request: ChatRequest) -> None:
@@ -346,7 +280,7 @@ def _check_alone(request: ChatRequest) -> None:
         "response_format": request.response_format is not None and request.response_format.type != "text",
     }
     for name in (name for name, is_there in others.items() if is_there):
-        raise bad_value("structured_outputs", f"'structured_outputs' can't be combined with '{name}'.")
+        raise bad_value("structured_outputs", "can't be combined with", other=name)
 
 
 def _check_schema_length(request: ChatRequest | CompletionRequest) -> None:
@@ -357,8 +291,8 @@ def _check_schema_length(request: ChatRequest | CompletionRequest) -> None:
             "response_format": "response_format.json_schema.schema",
             "structured_outputs": "structured_outputs.json",
         }.get(field, field)
-        message = f"The schema of '{param}' has {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed."
-        raise bad_value(param, message)
+        rule = f"makes a schema of {length} characters; at most {MAX_SCHEMA_CHARACTERS} are allowed"
+        raise bad_value(param, rule)
 
 
 def check_tools(request: ChatRequest, ignored: IgnoredFields, strict: bool = False) -> None:
@@ -372,10 +306,9 @@ def check_tools(request: ChatRequest, ignored: IgnoredFields, strict: bool = Fal
         request.choice_of_tool != "auto" if isinstance(choice, AllowedTools) else choice not in (None, "none")
     )
     if has_to_offer and not request.offered_tools:
-        raise bad_value("tool_choice", "'tool_choice' is only allowed with 'tools' of which one can be called here.")
+        raise bad_value("tool_choice", "is only allowed with 'tools' of which one can be called here")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        param = "tool_choice.function.name"
-        raise bad_value(param, f"'{param}' = {shown(choice.function.name)} is none of the tools.")
+        raise bad_value("tool_choice.function.name", f"= {shown(choice.function.name)} is none of the tools")
     if request.offered_tools:
         _check_offered(request, ignored, strict)
 
@@ -384,7 +317,7 @@ def _check_allowed(choice: AllowedTools, names: list[str], ignored: IgnoredField
     for index, tool in enumerate(choice.allowed_tools.tools):
         param = f"tool_choice.allowed_tools.tools[{index}].function.name"
         if isinstance(tool, NamedTool) and tool.function.name not in names:
-            raise bad_value(param, f"'{param}' = {shown(tool.function.name)} is none of the tools.")
+            raise bad_value(param, f"= {shown(tool.function.name)} is none of the tools")
         if isinstance(tool, Unread):
             without_effect({f"tool_choice.allowed_tools.tools[{tool.type}]": tool.type}, strict, ignored)
 
@@ -392,7 +325,7 @@ def _check_allowed(choice: AllowedTools, names: list[str], ignored: IgnoredField
 def _check_offered(request: ChatRequest, ignored: IgnoredFields, strict: bool) -> None:
     if request.response_format is not None and request.response_format.type != "text":
         raise bad_value(
-            "response_format", "'response_format' can't be combined with tools; send 'tool_choice': 'none'."
+            "response_format", "can't be combined with tools, unless calls are forbidden by", other="tool_choice"
         )
     if request.choice_of_tool == "auto":
         _check_auto(request, strict, ignored)
@@ -406,16 +339,14 @@ def _check_auto(request: ChatRequest, strict: bool, ignored: IgnoredFields) -> N
     if not request.parallel_tool_calls:
         ignored["parallel_tool_calls"] = None
         if strict:
-            message = (
-                "'parallel_tool_calls' = false is only supported with 'tool_choice' 'required' or a named function."
-            )
-            raise bad_value("parallel_tool_calls", message, "unsupported_parameter")
+            rule = "can only forbid further calls where one is required by"
+            raise bad_value("parallel_tool_calls", rule, "unsupported_parameter", "tool_choice")
     if is_held:
         ignored["tools.function.strict"] = None
         if strict:
             param = f"tools[{is_held[0]}].function.strict"
-            message = f"'{param}' = true is only supported with 'tool_choice' 'required' or a named function."
-            raise bad_value(param, message, "unsupported_parameter")
+            rule = "= true is only supported where a call is required by"
+            raise bad_value(param, rule, "unsupported_parameter", "tool_choice")
 
 
 def parse_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool = False) -> ChatRequest:
@@ -427,14 +358,14 @@ def parse_chat(fields: Mapping[str, Any], ignored: IgnoredFields, strict: bool =
     try:
         return _checked_chat(_lenient_parts(kept, ignored), ignored, strict)
     except ApiError as error:
-        raise ClientWords(places=lambda: places).told(error) from None
+        raise error.renamed(ClientNames(places=lambda: places).of) from None
 
 
 def _checked_chat(kept: dict[str, Any], ignored: IgnoredFields, strict: bool) -> ChatRequest:
     request = checked(ChatRequest, with_guide(kept, strict, ignored))
     _check_stream(request)
     if request.max_tokens is not None and request.max_completion_tokens is not None:
-        raise bad_value("max_tokens", "Set 'max_tokens' or 'max_completion_tokens', not both.")
+        raise bad_value("max_tokens", "can't be combined with", other="max_completion_tokens")
     check_messages(request.messages)
     _check_response_format(request)
     wanted = request.response_format
@@ -444,12 +375,11 @@ def _checked_chat(kept: dict[str, Any], ignored: IgnoredFields, strict: bool) ->
     check_tools(request, ignored, strict)
     _check_guide(request)
     if request.continue_final_message and "add_generation_prompt" in kept and request.add_generation_prompt:
-        message = "'continue_final_message' can't be combined with 'add_generation_prompt' = true."
-        raise bad_value("continue_final_message", message)
+        raise bad_value("continue_final_message", "can't be combined with", other="add_generation_prompt")
     if request.continue_final_message and not request.messages[-1].text.strip():
-        raise bad_value("continue_final_message", "'continue_final_message' needs words in the last message.")
+        raise bad_value("continue_final_message", "needs words in the last message")
     if request.top_logprobs is not None and not request.logprobs:
-        raise bad_value("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
+        raise bad_value("top_logprobs", "is only allowed when 'logprobs' is true")
     return request
 
 
@@ -462,9 +392,9 @@ def parse_completion(fields: Mapping[str, Any], ignored: IgnoredFields, strict: 
     _check_stream(request)
     _check_guide(request)
     if request.num_choices > MAX_CHOICES:
-        message = f"'prompt' has {request.num_prompts} prompts and 'n' is {request.n}: more than {MAX_CHOICES} answers."
-        raise bad_value("prompt", message)
+        rule = f"has {request.num_prompts} prompts and 'n' is {request.n}: more than {MAX_CHOICES} answers"
+        raise bad_value("prompt", rule)
     if request.max_tokens == 0 and not request.echo:
-        message = "'max_tokens' = 0 is only allowed with 'echo' = true: otherwise there is nothing to answer."
-        raise bad_value("max_tokens", message)
+        rule = "= 0 is only allowed with 'echo' = true: otherwise there is nothing to answer"
+        raise bad_value("max_tokens", rule)
     return request

@@ -65,7 +65,7 @@ class GenerateJob(NamedTuple):
     span: RequestSpan = RequestSpan()
     prompts: tuple[Prompt, ...] = ()
     """All prompts, where there are several: the request has the first."""
-    in_its_words: Callable[[ApiError], ApiError] = lambda error: error
+    to_client_error: Callable[[ApiError], ApiError] = lambda error: error
     """An engine's refusal with the client's own names of fields."""
 
     def choice(self, number: int, each: int) -> "GenerateJob":
@@ -290,7 +290,7 @@ class Dispatcher:
     def _judge_refusal(self, error: EngineRefusedError, job: GenerateJob, progress: Progress) -> ApiError:
         """The error to report if no other group takes the request; raises it when none may."""
         param = "messages" if isinstance(job.request.prompt, ChatPrompt) else "prompt"
-        refusal = job.in_its_words(refused_by_engine(error.error, param, self.retry.retry_after_seconds))
+        refusal = job.to_client_error(refused_by_engine(error.error, param, self.retry.retry_after_seconds))
         if error.error.code in ELSEWHERE:
             return refusal
         if not progress.is_admitted:

@@ -72,7 +72,7 @@ def test_a_required_call_is_one_of_the_allowed_tools(api: str) -> None:
         ("chat", choice("chat", "required"), "tool_choice"),
         ("responses", choice("responses", "required"), "tool_choice"),
         ("chat", choice("chat", "auto", {"type": "function"}), "tool_choice.allowed_tools.tools[0].function"),
-        ("chat", {"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice.allowed_tools"),
+        ("chat", {"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice.mode"),
         ("responses", {"type": "allowed_tools", "tools": [function("time", "responses")]}, "tool_choice.mode"),
         ("responses", choice("responses", "auto", {"type": "namespace", "name": "crm"}), "tool_choice.tools[0].type"),
     ],

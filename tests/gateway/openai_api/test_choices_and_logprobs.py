@@ -11,6 +11,7 @@ from processes.gateway_harness import MODEL, RunningGateway, eventually
 from processes.scripted_engine import Drop, Hold, Refuse, Say, ScriptedEngine, Step, answer
 from stageline_api.engine_http import (
     Admitted,
+    ContextExceeded,
     Delta,
     EngineError,
     ErrorCode,
@@ -166,14 +167,16 @@ def test_nothing_is_reported_to_who_did_not_ask(client: OpenAI, engine: Scripted
 
 def test_a_limit_is_named_as_the_client_wrote_it(client: OpenAI, engine: ScriptedEngine) -> None:
     message = "max_tokens is 600, lower max_tokens to 5."
-    error = EngineError(code=ErrorCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens")
+    exceeded = ContextExceeded(limit_tokens=25, prompt_tokens=20, max_tokens=600)
+    error = EngineError(code=ErrorCode.CONTEXT_LENGTH_EXCEEDED, message=message, param="max_tokens", exceeded=exceeded)
     engine.script = lambda _: [Refuse(400, error)]
     with pytest.raises(openai.BadRequestError) as newer:
         client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_completion_tokens=600
         )
     assert newer.value.param == "max_completion_tokens"
-    assert "lower max_completion_tokens to 5" in newer.value.message
+    assert "'max_completion_tokens' = 600 and a prompt of 20 tokens" in newer.value.message
+    assert "lower it to 5" in newer.value.message
     with pytest.raises(openai.BadRequestError) as older:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], max_tokens=600)
     assert older.value.param == "max_tokens"

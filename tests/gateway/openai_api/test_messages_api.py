@@ -274,16 +274,22 @@ def test_advice_about_tools_is_given_in_anthropics_words(
     refusal = EngineError(code=told.code, message=str(told), param=told.param)
     engine.script = lambda _: [Refuse(400, refusal)]
     message = gateway.http.post("/v1/messages", json=ASK | {"tools": [TOOL]}).json()["error"]["message"]
-    assert "tool_choice 'any' or 'tool' holds" in message
-    assert "required" not in message
+    assert "tool_choice that requires a call holds" in message
+    assert "'required'" not in message
     one_call = {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
     schema = {"tools": [TOOL], "output_config": {"format": {"type": "json_schema", "schema": {}}}}
     guided = {"structured_outputs": {"regex": "a"}, "output_config": schema["output_config"]}
     with running_gateway(GatewaySettings(tmp_path / "strict.json", strict_fields=True)) as strict:
         for extra, words in (
-            (one_call, "'tool_choice.disable_parallel_tool_use' = true is only supported with 'tool_choice' of type"),
-            ({"tools": [TOOL | {"strict": True}]}, "only supported with 'tool_choice' of type 'any' or 'tool'"),
-            (schema, "'output_config.format.schema' can't be combined with tools; send a 'tool_choice' of type 'none'"),
+            (
+                one_call,
+                "'tool_choice.disable_parallel_tool_use' can only forbid further calls where one is required by",
+            ),
+            ({"tools": [TOOL | {"strict": True}]}, "only supported where a call is required by 'tool_choice'"),
+            (
+                schema,
+                "'output_config.format.schema' can't be combined with tools, unless calls are forbidden by 'tool_ch",
+            ),
             (guided, "'structured_outputs' can't be combined with 'output_config.format.schema'"),
         ):
             answered = strict.http.post("/v1/messages", json=ASK | extra)

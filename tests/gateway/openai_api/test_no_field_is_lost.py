@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import Struct, structs
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params as response_params
-from pydantic import BaseModel
 
 from stageline_gateway.errors import ApiError
+from stageline_gateway.openai_api.checked_types import optional_fields
 from stageline_gateway.openai_api.dialects.messages_request import MessagesRequest
 from stageline_gateway.openai_api.dialects.prepared import prepare_message, prepare_response
 from stageline_gateway.openai_api.dialects.responses_request import RESPONSES_KNOWN, ResponsesRequest
@@ -60,7 +60,7 @@ class Api:
     """How one API's fields are tried: each has a value in `values`, beside what it goes with."""
 
     prepare: Prepare
-    model: type[BaseModel]
+    model: type[Struct]
     body: Mapping[str, Any]
     values: Mapping[str, Any]
     beside: Mapping[str, Mapping[str, Any]]
@@ -156,7 +156,7 @@ def effect(prepared: Prepared) -> object:
 
 @pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 def test_each_field_has_an_effect_or_is_named(api: Api) -> None:
-    optional = {name for name, field in api.model.model_fields.items() if not field.is_required()}
+    optional = optional_fields(api.model).keys()
     assert api.values.keys() == optional, "a field without a value here"
     for name, value in api.values.items():
         beside = {**api.body, **api.beside.get(name, {})}
@@ -202,9 +202,12 @@ def test_a_wrong_value_of_one_is_refused_by_its_name(api: str) -> None:
 @pytest.mark.parametrize(
     ("params", "taken"),
     [
-        (chat_params.CompletionCreateParamsBase, CHAT_KNOWN.keys() | ChatRequest.model_fields),
-        (completion_params.CompletionCreateParamsBase, COMPLETION_KNOWN.keys() | CompletionRequest.model_fields),
-        (response_params.ResponseCreateParamsBase, RESPONSES_KNOWN.keys() | ResponsesRequest.model_fields),
+        (chat_params.CompletionCreateParamsBase, {*CHAT_KNOWN, *ChatRequest.__struct_fields__}),
+        (
+            completion_params.CompletionCreateParamsBase,
+            {*COMPLETION_KNOWN, *CompletionRequest.__struct_fields__},
+        ),
+        (response_params.ResponseCreateParamsBase, {*RESPONSES_KNOWN, *ResponsesRequest.__struct_fields__}),
     ],
     ids=["chat", "completion", "response"],
 )

@@ -6,22 +6,20 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+from msgspec import Meta, field
 
 from stageline_api.engine_http import MAX_MESSAGES
 from stageline_gateway.openai_api.chat_types import (
     MAX_ID_CHARACTERS,
     MAX_PARTS,
     MAX_TOOLS,
-    Strict,
     ToolName,
-    text_or_list,
 )
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.checked_types import OneOf, Strict
+from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.known_fields import TOOL_IGNORED, VLLM_KNOWN, Fate, Known
 from stageline_gateway.openai_api.request_types import CarriedToChat, StopString, TokenCount
 from stageline_gateway.openai_api.unread_parts import (
-    TextAlone,
     Unread,
     is_media,
     is_server_tool,
@@ -54,26 +52,40 @@ BLOCK_IGNORED: Final = frozenset({"cache_control", "citations", "caller", "tools
 
 OWN_TOOLS: Final = frozenset({"custom", "function"})
 """Types of functions; OpenAI's word for them is a mistake here, not a tool of a server."""
-ToolId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
+ToolId = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
 
 
-class TextBlock(Strict):
+_OF_SERVERS: Final = ("_tool_use", "_tool_result")
+"""Ends of types of blocks that Anthropic's own servers write: searches, fetched pages, code that they ran."""
+_UNREAD: Final = frozenset({"compaction", "fallback", "tool_reference"})
+
+
+class Block(OneOf):
+    """A block of a turn's content."""
+
+    kinds = "a block of type text, tool_use, tool_result or thinking"
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Strict | Unread] | None:
+        kind = kind_of(value)
+        if kind is None or kind in _BLOCKS:
+            return None if kind is None else _BLOCKS[kind]
+        if is_media(kind):
+            return TextBlock  # whose error says that only text can be read
+        return UnreadBlock if kind in _UNREAD or kind.endswith(_OF_SERVERS) else None
+
+
+class TextBlock(Strict, Block, frozen=True):
     """Words."""
 
-    type: Annotated[Literal["text"], TextAlone]
+    type: Literal["text"]
     text: str
 
 
-Texts = Annotated[
-    Annotated[str, Tag("#text")]
-    | Annotated[list[TextBlock], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
-    Discriminator(
-        text_or_list, custom_error_type="content_type", custom_error_message="must be a string or a list of text blocks"
-    ),
-]
+Texts = str | Annotated[list[TextBlock], Meta(max_length=MAX_PARTS)]
 
 
-class ToolUse(Strict):
+class ToolUse(Strict, Block, frozen=True):
     """A call that the assistant made in an earlier turn."""
 
     type: Literal["tool_use"]
@@ -82,7 +94,7 @@ class ToolUse(Strict):
     input: dict[str, Any]
 
 
-class ToolResult(Strict):
+class ToolResult(Strict, Block, frozen=True):
     """What a call gave; an error reaches the model as text that begins with `Error: `."""
 
     type: Literal["tool_result"]
@@ -91,7 +103,7 @@ class ToolResult(Strict):
     is_error: bool = False
 
 
-class Thinking(Strict):
+class Thinking(Strict, Block, frozen=True):
     """What the assistant thought in an earlier turn; the model's template decides whether it is shown again."""
 
     type: Literal["thinking", "redacted_thinking"]
@@ -100,51 +112,41 @@ class Thinking(Strict):
     data: str | None = None
 
 
-_BLOCKS: Final = {"text": "#text", "tool_use": "#tool_use", "tool_result": "#tool_result"} | dict.fromkeys(
-    ("thinking", "redacted_thinking"), "#thinking"
+class UnreadBlock(Unread, Block, frozen=True):
+    """A block that is left out."""
+
+
+_BLOCKS: Final[Mapping[str, type[Strict]]] = MappingProxyType(
+    {
+        "text": TextBlock,
+        "tool_use": ToolUse,
+        "tool_result": ToolResult,
+        "thinking": Thinking,
+        "redacted_thinking": Thinking,
+    }
 )
-_OF_SERVERS: Final = ("_tool_use", "_tool_result")
-"""Ends of types of blocks that Anthropic's own servers write: searches, fetched pages, code that they ran."""
-_UNREAD: Final = frozenset({"compaction", "fallback", "tool_reference"})
 
 
-def _kind_of_block(value: Any) -> str | None:
-    kind = kind_of(value)
-    if kind is None or kind in _BLOCKS:
-        return None if kind is None else _BLOCKS[kind]
-    if is_media(kind):
-        return "#text"  # whose error says that only text can be read
-    return "#unread" if kind in _UNREAD or kind.endswith(_OF_SERVERS) else None
-
-
-Block = Annotated[
-    Annotated[TextBlock, Tag("#text")]
-    | Annotated[ToolUse, Tag("#tool_use")]
-    | Annotated[ToolResult, Tag("#tool_result")]
-    | Annotated[Thinking, Tag("#thinking")]
-    | Annotated[Unread, Tag("#unread")],
-    Discriminator(
-        _kind_of_block,
-        custom_error_type="block_type",
-        custom_error_message="must be a block of type text, tool_use, tool_result or thinking",
-    ),
-]
-
-
-class Turn(Strict):
+class Turn(Strict, frozen=True):
     """One turn. It may have no block, as an answer has none of which the token limit left only a part of a call."""
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag("#text")]
-        | Annotated[list[Block], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
-        Discriminator(
-            text_or_list, custom_error_type="content_type", custom_error_message="must be a string or a list of blocks"
-        ),
-    ]
+    content: str | Annotated[list[Block], Meta(max_length=MAX_PARTS)]
 
 
-class CustomTool(Strict):
+class AnyTool(OneOf):
+    """A tool; what can't be called is left out."""
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Strict | Unread]:
+        return UnreadTool if is_server_tool(value, OWN_TOOLS) else CustomTool
+
+
+class UnreadTool(Unread, AnyTool, frozen=True):
+    """A tool of Anthropic's own servers, or of another kind that can't be called."""
+
+
+class CustomTool(Strict, AnyTool, kw_only=True, frozen=True):
     """A function that may be called; the only kind of tool that is offered to a model here."""
 
     name: ToolName
@@ -154,16 +156,7 @@ class CustomTool(Strict):
     strict: bool | None = None
 
 
-def _kind_of_tool(value: Any) -> str:
-    return "#unread" if is_server_tool(value, OWN_TOOLS) else "#tool"
-
-
-AnyTool = Annotated[
-    Annotated[CustomTool, Tag("#tool")] | Annotated[Unread, Tag("#unread")], Discriminator(_kind_of_tool)
-]
-
-
-class ToolChoice(Strict):
+class ToolChoice(Strict, frozen=True):
     """Which tool to call; `name` goes with `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -171,7 +164,7 @@ class ToolChoice(Strict):
     disable_parallel_tool_use: bool = False
 
 
-class ThinkingConfig(Strict):
+class ThinkingConfig(Strict, frozen=True):
     """Whether to think first. How much can't be held to, and thoughts are shown as they are."""
 
     type: Literal["enabled", "disabled", "adaptive"]
@@ -179,32 +172,32 @@ class ThinkingConfig(Strict):
     display: str | None = None
 
 
-class OutputFormat(Strict):
+class OutputFormat(Strict, frozen=True):
     """A schema that the answer's text satisfies."""
 
     type: Literal["json_schema"]
-    json_schema: dict[str, Any] = Field(alias="schema")
+    json_schema: dict[str, Any] = field(name="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(Strict, frozen=True):
     """How much to think, and the form of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
-class MessagesRequest(CarriedToChat):
+class MessagesRequest(CarriedToChat, kw_only=True, frozen=True):
     """Body of `POST /v1/messages`."""
 
     model: str
     max_tokens: TokenCount
-    messages: Annotated[list[Turn], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Turn], Meta(min_length=1, max_length=MAX_MESSAGES)]
     system: Texts | None = None
-    stop_sequences: Annotated[list[StopString], Field(fail_fast=True, max_length=16)] = Field(default_factory=list)
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stop_sequences: Annotated[list[StopString], Meta(max_length=16)] = field(default_factory=list)
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     stream: bool = False
-    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tools: Annotated[list[AnyTool], Meta(max_length=MAX_TOOLS)] = field(default_factory=list)
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
@@ -246,22 +239,17 @@ def without_hints(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, A
     return with_each(fields, "messages", MAX_MESSAGES, lambda turn: _lenient_turn(turn, ignored))
 
 
-_MODELS: Final[Mapping[str, type[Strict]]] = MappingProxyType(
-    {"#text": TextBlock, "#tool_use": ToolUse, "#tool_result": ToolResult, "#thinking": Thinking}
-)
-
-
 def _lenient_turn(turn: Any, ignored: IgnoredFields) -> Any:
     turn = lenient(turn, Turn, frozenset(), "messages", ignored)
     return with_each(turn, "content", MAX_PARTS, lambda block: _lenient_block(block, "messages.content", ignored))
 
 
 def _lenient_block(block: Any, place: str, ignored: IgnoredFields) -> Any:
-    kind = _kind_of_block(block)
-    if kind is None or kind not in _MODELS:
+    struct = Block.struct_of(block)
+    if struct is None or struct is UnreadBlock:
         return block
-    block = lenient(block, _MODELS[kind], BLOCK_IGNORED, place, ignored)
-    if kind != "#tool_result":
+    block = lenient(block, struct, BLOCK_IGNORED, place, ignored)
+    if struct is not ToolResult:
         return block
     return with_each(block, "content", MAX_PARTS, lambda part: _lenient_result_part(part, place, ignored))
 
@@ -376,11 +364,11 @@ def _places(request: MessagesRequest) -> Mapping[str, str]:
     return places
 
 
-def client_words(request: MessagesRequest) -> ClientWords:
+def client_names(request: MessagesRequest) -> ClientNames:
     """What the client of this request calls the fields of the chat that answers it."""
     is_off = request.thinking is not None and request.thinking.type == "disabled"
     fields = {**_FIELDS, "reasoning_effort": "thinking"} if is_off else _FIELDS
-    return ClientWords(fields, partial(_places, request), _PHRASES)
+    return ClientNames(fields, partial(_places, request))
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -397,13 +385,3 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fields of the chat -> what the client calls them."""
-_PHRASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "tool_choice 'required' or a named function": "tool_choice 'any' or 'tool'",
-        "'tool_choice' 'required' or a named function": "'tool_choice' of type 'any' or 'tool'",
-        "'parallel_tool_calls' = false": "'tool_choice.disable_parallel_tool_use' = true",
-        "send 'tool_choice': 'none'": "send a 'tool_choice' of type 'none'",
-        "combined with 'response_format'": "combined with 'output_config.format.schema'",
-    }
-)
-"""What refusals advise in the chat's words -> in Anthropic's."""

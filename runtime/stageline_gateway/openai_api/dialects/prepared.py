@@ -5,11 +5,12 @@ from typing import Any
 
 from stageline_gateway.errors import bad_value
 from stageline_gateway.openai_api.answer_shapes import Stamp
+from stageline_gateway.openai_api.checked_types import checked
 from stageline_gateway.openai_api.dialects import messages_request, responses_request
 from stageline_gateway.openai_api.dialects.messages_events import MessagesDialect
 from stageline_gateway.openai_api.dialects.responses_events import ResponsesDialect
 from stageline_gateway.openai_api.translate import Prepared, prepare_as_chat
-from stageline_gateway.openai_api.validation import IgnoredFields, checked, settled, with_guide, without_effect
+from stageline_gateway.openai_api.validation import IgnoredFields, settled, with_guide, without_effect
 
 
 def prepare_message(fields: Mapping[str, Any], strict: bool) -> Prepared:
@@ -22,12 +23,12 @@ def prepare_message(fields: Mapping[str, Any], strict: bool) -> Prepared:
     if asked.thinking is not None and asked.thinking.type == "enabled":
         ignored["thinking"] = None
         if strict:
-            message = "'thinking.type' = 'enabled' is not supported: how much a model thinks can't be held to."
-            raise bad_value("thinking.type", message, "unsupported_parameter")
+            rule = "= 'enabled' is not supported: how much a model thinks can't be held to"
+            raise bad_value("thinking.type", rule, "unsupported_parameter")
     if asked.thinking is not None:
         without_effect({"thinking.display": asked.thinking.display}, strict, ignored)
     return prepare_as_chat(
-        messages_request.as_chat(asked), ignored, strict, "msg", MessagesDialect, messages_request.client_words(asked)
+        messages_request.as_chat(asked), ignored, strict, "msg", MessagesDialect, messages_request.client_names(asked)
     )
 
 
@@ -46,5 +47,5 @@ def prepare_response(fields: Mapping[str, Any], strict: bool) -> Prepared:
         return ResponsesDialect(asked, stamp)
 
     return prepare_as_chat(
-        responses_request.as_chat(asked), ignored, strict, "resp", dialect, responses_request.client_words(asked)
+        responses_request.as_chat(asked), ignored, strict, "resp", dialect, responses_request.client_names(asked)
     )

@@ -8,6 +8,8 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from stageline_gateway.errors import ApiError
 from stageline_gateway.openai_api.answer_shapes import Dialect, Event, Stamp
 from stageline_gateway.openai_api.dialects.responses_request import ResponsesRequest
@@ -204,9 +206,10 @@ def _new_id(prefix: str) -> str:
 def _format(asked: ResponsesRequest) -> dict[str, Any]:
     if asked.text is None or asked.text.format is None:
         return {"type": "text"}
-    return asked.text.format.model_dump(by_alias=True, exclude_none=True)
+    written: dict[str, Any] = msgspec.to_builtins(asked.text.format)
+    return written
 
 
 def _choice(asked: ResponsesRequest) -> Any:
     chosen = asked.tool_choice or "auto"
-    return chosen if isinstance(chosen, str) else chosen.model_dump(exclude_none=True)
+    return chosen if isinstance(chosen, str) else msgspec.to_builtins(chosen)

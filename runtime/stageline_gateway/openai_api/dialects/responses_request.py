@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+import msgspec
+from msgspec import Meta
 
 from stageline_api.engine_http import MAX_MESSAGES
 from stageline_gateway.errors import bad_value
@@ -19,11 +20,10 @@ from stageline_gateway.openai_api.chat_types import (
     MAX_ID_CHARACTERS,
     MAX_PARTS,
     MAX_TOOLS,
-    Strict,
     ToolName,
-    text_or_list,
 )
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.openai_api.checked_types import OneOf, Strict
+from stageline_gateway.openai_api.client_names import ClientNames
 from stageline_gateway.openai_api.dialects.responses_tools import (
     AllowedFunctions,
     ChosenFunction,
@@ -38,7 +38,6 @@ from stageline_gateway.openai_api.dialects.responses_tools import (
 from stageline_gateway.openai_api.known_fields import VLLM_KNOWN, Fate, Known
 from stageline_gateway.openai_api.request_types import CarriedToChat, Stop, TokenCount
 from stageline_gateway.openai_api.unread_parts import (
-    TextAlone,
     Unread,
     kind_of,
     noted_part,
@@ -89,86 +88,20 @@ RESULT_IGNORED: Final = ITEM_IGNORED | {"name", "namespace"}
 PART_IGNORED: Final = frozenset({"prompt_cache_breakpoint", "parsed"})
 
 
-class InputText(Strict):
+class InputText(Strict, frozen=True):
     """A part of a message; only text can be read by the models served here."""
 
-    type: Annotated[Literal["input_text", "output_text", "text"], TextAlone]
+    type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-InputContent = Annotated[
-    Annotated[str, Tag("#text")]
-    | Annotated[list[InputText], Tag("#list"), Field(fail_fast=True, max_length=MAX_PARTS)],
-    Discriminator(
-        text_or_list, custom_error_type="content_type", custom_error_message="must be a string or a list of text parts"
-    ),
-]
+InputContent = str | Annotated[list[InputText], Meta(max_length=MAX_PARTS)]
 
 
 def _text(content: str | list[InputText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class InputMessage(Strict):
-    """One turn."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: InputContent
-
-
-class InputCall(Strict):
-    """A call that an earlier answer made."""
-
-    type: Literal["function_call"]
-    call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
-    name: ToolName
-    namespace: ToolName | None = None
-    arguments: str
-
-
-class InputCustomCall(Strict):
-    """A call of a tool that takes a text in place of arguments."""
-
-    type: Literal["custom_tool_call"]
-    call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
-    name: ToolName
-    namespace: ToolName | None = None
-    input: str
-
-    @property
-    def arguments(self) -> str:
-        """The same as a function would be called."""
-        return json.dumps({"input": self.input}, ensure_ascii=False)
-
-
-class InputResult(Strict):
-    """What a call gave."""
-
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS)]
-    output: InputContent
-
-
-class InputReasoning(Strict):
-    """What an earlier answer thought; the model's template decides whether it is shown again."""
-
-    type: Literal["reasoning"]
-    summary: list[Any] | None = None
-    content: list[Any] | None = None
-    encrypted_content: str | None = None
-
-
-_MODELS: Final[Mapping[str, type[Strict]]] = MappingProxyType(
-    {
-        "#message": InputMessage,
-        "#function_call": InputCall,
-        "#function_call_output": InputResult,
-        "#custom_tool_call": InputCustomCall,
-        "#custom_tool_call_output": InputResult,
-        "#reasoning": InputReasoning,
-    }
-)
 _UNREAD: Final = frozenset(
     {
         "additional_tools",
@@ -185,55 +118,105 @@ _UNREAD_ENDS: Final = ("_call", "_output")
 """Of types of items that tell what OpenAI's own servers did, or what a tool did that can't be offered here."""
 
 
-def _kind_of_item(value: Any) -> str | None:
-    kind = value.get("type", "message") if isinstance(value, dict) else None
-    if f"#{kind}" in _MODELS:
-        return f"#{kind}"
-    known = kind_of(value)
-    return "#unread" if known is not None and (known in _UNREAD or known.endswith(_UNREAD_ENDS)) else None
+class InputItem(OneOf):
+    """An item of `input`."""
+
+    kinds = "a message, function_call, function_call_output or reasoning item"
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Strict | Unread] | None:
+        kind = value.get("type", "message") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind in _ITEMS:
+            return _ITEMS[kind]
+        known = kind_of(value)
+        return UnreadItem if known is not None and (known in _UNREAD or known.endswith(_UNREAD_ENDS)) else None
 
 
-InputItem = Annotated[
-    Annotated[InputMessage, Tag("#message")]
-    | Annotated[InputCall, Tag("#function_call")]
-    | Annotated[InputResult, Tag("#function_call_output")]
-    | Annotated[InputCustomCall, Tag("#custom_tool_call")]
-    | Annotated[InputResult, Tag("#custom_tool_call_output")]
-    | Annotated[InputReasoning, Tag("#reasoning")]
-    | Annotated[Unread, Tag("#unread")],
-    Discriminator(
-        _kind_of_item,
-        custom_error_type="item_type",
-        custom_error_message="must be a message, function_call, function_call_output or reasoning item",
-    ),
-]
-Input = Annotated[
-    Annotated[str, Tag("#text")]
-    | Annotated[list[InputItem], Tag("#list"), Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)],
-    Discriminator(
-        text_or_list, custom_error_type="input_type", custom_error_message="must be a string or a list of items"
-    ),
-]
+class InputMessage(Strict, InputItem, kw_only=True, frozen=True):
+    """One turn."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: InputContent
 
 
-class TextFormat(Strict):
+class InputCall(Strict, InputItem, kw_only=True, frozen=True):
+    """A call that an earlier answer made."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    name: ToolName
+    namespace: ToolName | None = None
+    arguments: str
+
+
+class InputCustomCall(Strict, InputItem, kw_only=True, frozen=True):
+    """A call of a tool that takes a text in place of arguments."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    name: ToolName
+    namespace: ToolName | None = None
+    input: str
+
+    @property
+    def arguments(self) -> str:
+        """The same as a function would be called."""
+        return json.dumps({"input": self.input}, ensure_ascii=False)
+
+
+class InputResult(Strict, InputItem, frozen=True):
+    """What a call gave."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
+    output: InputContent
+
+
+class InputReasoning(Strict, InputItem, frozen=True):
+    """What an earlier answer thought; the model's template decides whether it is shown again."""
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+    encrypted_content: str | None = None
+
+
+class UnreadItem(Unread, InputItem, frozen=True):
+    """An item that is left out."""
+
+
+_ITEMS: Final[Mapping[str, type[Strict]]] = MappingProxyType(
+    {
+        "message": InputMessage,
+        "function_call": InputCall,
+        "function_call_output": InputResult,
+        "custom_tool_call": InputCustomCall,
+        "custom_tool_call_output": InputResult,
+        "reasoning": InputReasoning,
+    }
+)
+Input = str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+class TextFormat(Strict, omit_defaults=True, frozen=True):
     """What the answer's text must be, without the envelope that a chat has around a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    json_schema: dict[str, Any] | None = msgspec.field(default=None, name="schema")
     strict: bool | None = None
 
 
-class TextConfig(Strict):
+class TextConfig(Strict, frozen=True):
     """The form of the answer's text. `verbosity` changes nothing."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ReasoningConfig(Strict):
+class ReasoningConfig(Strict, frozen=True):
     """How much the model is to think. Nothing is summarized."""
 
     effort: str | None = None
@@ -243,18 +226,18 @@ class ReasoningConfig(Strict):
     mode: str | None = None
 
 
-class ResponsesRequest(CarriedToChat):
+class ResponsesRequest(CarriedToChat, kw_only=True, frozen=True):
     """Body of `POST /v1/responses`."""
 
     model: str
     input: Input
     instructions: str | None = None
     max_output_tokens: TokenCount | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    stop: Stop = Field(default_factory=list)
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stop: Stop = msgspec.field(default_factory=list)
     stream: bool = False
-    tools: ResponseTools = Field(default_factory=list)
+    tools: ResponseTools = msgspec.field(default_factory=list)
     tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool = True
     text: TextConfig | None = None
@@ -262,7 +245,11 @@ class ResponsesRequest(CarriedToChat):
     user: str | None = None
     """Only repeated in the answer."""
 
-    @cached_property
+    def __post_init__(self) -> None:
+        if (count := len(self.functions)) > MAX_TOOLS:
+            raise bad_value("tools", f"has {count} functions, also in namespaces; at most {MAX_TOOLS} are allowed")
+
+    @property
     def functions(self) -> list[Offered]:
         """What the chat offers of the tools."""
         return offered_functions(self.tools)
@@ -301,8 +288,8 @@ def refuse_stored_items(items: Any) -> None:
         return
     for index, item in enumerate(items):
         if _is_reference(item):
-            param = f"input[{index}]"
-            raise bad_value(param, f"'{param}' is an item_reference: {NOTHING_STORED}", "unsupported_parameter")
+            rule = f"is an item_reference: {NOTHING_STORED.removesuffix('.')}"
+            raise bad_value(f"input[{index}]", rule, "unsupported_parameter")
 
 
 def _is_reference(item: Any) -> bool:
@@ -341,10 +328,9 @@ def without_hints(fields: dict[str, Any], ignored: IgnoredFields) -> dict[str, A
 
 
 def _lenient_item(item: Any, ignored: IgnoredFields) -> Any:
-    kind = _kind_of_item(item)
-    if kind is None or kind not in _MODELS:
+    model = InputItem.struct_of(item)
+    if model is None or model is UnreadItem:
         return item
-    model = _MODELS[kind]
     item = lenient(item, model, RESULT_IGNORED if model is InputResult else ITEM_IGNORED, "input", ignored)
     if model is InputResult and item.get("output", "") is None:
         item = item | {"output": ""}
@@ -428,8 +414,8 @@ def _turns(request: ResponsesRequest) -> list[_Turn]:
                 if not turns or turns[-1].message["role"] != "assistant":
                     turns.append(_Turn({"role": "assistant", "content": None}))
                 if len(turns[-1].calls) == MAX_TOOLS:
-                    param = f"input[{index}]"
-                    raise bad_value(param, f"'{param}' is one call more than the {MAX_TOOLS} that a turn may have.")
+                    rule = f"is one call more than the {MAX_TOOLS} that a turn may have"
+                    raise bad_value(f"input[{index}]", rule)
                 turns[-1].message.setdefault("tool_calls", []).append(_call(item))
                 turns[-1].items.append(index)
                 turns[-1].calls.append(index)
@@ -478,9 +464,9 @@ def _places(request: ResponsesRequest) -> Mapping[str, str]:
     return places
 
 
-def client_words(request: ResponsesRequest) -> ClientWords:
+def client_names(request: ResponsesRequest) -> ClientNames:
     """What the client of this request calls the fields of the chat that answers it."""
-    return ClientWords(_FIELDS, partial(_places, request), _PHRASES)
+    return ClientNames(_FIELDS, partial(_places, request))
 
 
 _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
@@ -499,7 +485,3 @@ _FIELDS: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Fields of the chat -> what the client calls them."""
-_PHRASES: Final[Mapping[str, str]] = MappingProxyType(
-    {"combined with 'response_format'": "combined with 'text.format'"}
-)
-"""What refusals say in the chat's words -> in the client's."""

@@ -7,10 +7,10 @@ apart, as the client declared them.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from msgspec import Meta, Struct, structs
 
-from stageline_gateway.openai_api.chat_types import MAX_TOOLS, OWN_TOOLS, WORD_OR_NAMED, Strict, ToolName
+from stageline_gateway.openai_api.chat_types import MAX_TOOLS, OWN_TOOLS, Mode, ToolName
+from stageline_gateway.openai_api.checked_types import OneOf, Strict
 from stageline_gateway.openai_api.known_fields import TOOL_IGNORED
 from stageline_gateway.openai_api.unread_parts import Unread, is_server_tool
 from stageline_gateway.openai_api.validation import IgnoredFields, lenient, with_each
@@ -19,7 +19,23 @@ FUNCTION_TOOL_IGNORED = TOOL_IGNORED | {"output_schema", "async", "async_"}
 _SEPARATOR = "__"
 
 
-class FunctionTool(Strict):
+class AnyTool(OneOf):
+    """A tool, or functions under a name that they share; what can't be called is left out."""
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Strict | Unread]:
+        return NamespaceTool if _is_namespace(value) else AnyFunction.struct_of(value)
+
+
+class AnyFunction(AnyTool):
+    """A tool of a namespace."""
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Strict | Unread]:
+        return UnreadResponseTool if is_server_tool(value, OWN_TOOLS) else FunctionTool
+
+
+class FunctionTool(Strict, AnyFunction, frozen=True):
     """A function that may be called; the only kind of tool that is offered to a model here."""
 
     type: Literal["function"]
@@ -29,56 +45,41 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
-def _kind_of_function(value: Any) -> str:
-    return "#unread" if is_server_tool(value, OWN_TOOLS) else "#tool"
+class UnreadResponseTool(Unread, AnyFunction, frozen=True):
+    """A tool that can't be called."""
 
 
-AnyFunction = Annotated[
-    Annotated[FunctionTool, Tag("#tool")] | Annotated[Unread, Tag("#unread")], Discriminator(_kind_of_function)
-]
-
-
-class NamespaceTool(Strict):
+class NamespaceTool(Strict, AnyTool, frozen=True):
     """Functions under a name that they share."""
 
     type: Literal["namespace"]
     name: ToolName
+    tools: Annotated[list[AnyFunction], Meta(max_length=MAX_TOOLS)]
     description: str | None = None
-    tools: Annotated[list[AnyFunction], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 def _is_namespace(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") == "namespace"
 
 
-def _kind_of_tool(value: Any) -> str:
-    return "#namespace" if _is_namespace(value) else _kind_of_function(value)
+ResponseTools = Annotated[list[AnyTool], Meta(max_length=MAX_TOOLS)]
 
 
-AnyTool = Annotated[
-    Annotated[FunctionTool, Tag("#tool")]
-    | Annotated[NamespaceTool, Tag("#namespace")]
-    | Annotated[Unread, Tag("#unread")],
-    Discriminator(_kind_of_tool),
-]
+class AnyChoice(OneOf):
+    """One of the functions that may be called; what names none is left out."""
+
+    @classmethod
+    def struct_of(cls, value: Any) -> type[Strict | Unread]:
+        return UnreadResponseChoice if is_server_tool(value, OWN_TOOLS | {"namespace"}) else ChosenFunction
 
 
-def _few_in_all(tools: list[FunctionTool | NamespaceTool | Unread]) -> list[FunctionTool | NamespaceTool | Unread]:
-    """A chat offers so many functions; each namespace may hold as many."""
-    count = len(offered_functions(tools))
-    if count > MAX_TOOLS:
-        sentence = "has {count} functions, those in namespaces included, where {most} may be"
-        raise PydanticCustomError("too_many_functions", sentence, {"count": count, "most": MAX_TOOLS})
-    return tools
+class UnreadResponseChoice(Unread, AnyChoice, frozen=True):
+    """A choice of what can't be called."""
 
 
-ResponseTools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS), AfterValidator(_few_in_all)]
-
-
-class ChosenFunction(Strict):
+class ChosenFunction(Strict, AnyChoice, omit_defaults=True, tag_field="type", tag="function", frozen=True):
     """A choice of one function."""
 
-    type: Literal["function"]
     name: ToolName
     namespace: ToolName | None = None
 
@@ -88,21 +89,11 @@ class ChosenFunction(Strict):
         return joined_name(self.namespace, self.name)
 
 
-def _kind_of_choice(value: Any) -> str:
-    return "#unread" if is_server_tool(value, OWN_TOOLS | {"namespace"}) else "#tool"
-
-
-AnyChoice = Annotated[
-    Annotated[ChosenFunction, Tag("#tool")] | Annotated[Unread, Tag("#unread")], Discriminator(_kind_of_choice)
-]
-
-
-class AllowedFunctions(Strict):
+class AllowedFunctions(Strict, tag_field="type", tag="allowed_tools", frozen=True):
     """A choice among some of the functions."""
 
-    type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AnyChoice], Field(fail_fast=True, max_length=MAX_TOOLS)]
+    tools: Annotated[list[AnyChoice], Meta(max_length=MAX_TOOLS)]
 
     @property
     def functions(self) -> list[tuple[int, ChosenFunction]]:
@@ -114,12 +105,7 @@ class AllowedFunctions(Strict):
         return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
 
 
-ResponseToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("#word")]
-    | Annotated[ChosenFunction, Tag("#named")]
-    | Annotated[AllowedFunctions, Tag("#allowed")],
-    WORD_OR_NAMED,
-]
+ResponseToolChoice = Mode | ChosenFunction | AllowedFunctions
 
 
 class Offered(NamedTuple):
@@ -135,7 +121,9 @@ class Offered(NamedTuple):
         return joined_name(self.namespace, self.tool.name)
 
     def as_chats(self) -> dict[str, Any]:
-        return {"type": "function", "function": self.tool.model_dump(exclude={"type"}) | {"name": self.name}}
+        function = {**structs.asdict(self.tool), "name": self.name}
+        del function["type"]
+        return {"type": "function", "function": function}
 
 
 def joined_name(namespace: str | None, name: str) -> str:
@@ -143,7 +131,7 @@ def joined_name(namespace: str | None, name: str) -> str:
     return name if namespace is None else namespace.removesuffix(_SEPARATOR) + _SEPARATOR + name
 
 
-def offered_functions(tools: Sequence[FunctionTool | NamespaceTool | Unread]) -> list[Offered]:
+def offered_functions(tools: Sequence[AnyTool]) -> list[Offered]:
     """The functions of `tools`, also those in namespaces."""
     found: list[Offered] = []
     for index, tool in enumerate(tools):
@@ -158,7 +146,7 @@ def offered_functions(tools: Sequence[FunctionTool | NamespaceTool | Unread]) ->
     return found
 
 
-def left_out_tools(tools: Sequence[FunctionTool | NamespaceTool | Unread]) -> dict[str, str]:
+def left_out_tools(tools: Sequence[AnyTool]) -> dict[str, str]:
     """Names of what of `tools` reaches no model -> its type, or its words."""
     found: dict[str, str] = {}
     for tool in tools:
@@ -171,12 +159,12 @@ def left_out_tools(tools: Sequence[FunctionTool | NamespaceTool | Unread]) -> di
     return found
 
 
-def written_tools(tools: Sequence[FunctionTool | NamespaceTool | Unread]) -> list[dict[str, Any]]:
+def written_tools(tools: Sequence[AnyTool]) -> list[dict[str, Any]]:
     """What of `tools` can be called, as an answer repeats it."""
     return [
-        tool.model_dump() | ({"tools": written_tools(tool.tools)} if isinstance(tool, NamespaceTool) else {})
+        structs.asdict(tool) | ({"tools": written_tools(tool.tools)} if isinstance(tool, NamespaceTool) else {})
         for tool in tools
-        if not isinstance(tool, Unread)
+        if isinstance(tool, Struct) and not isinstance(tool, Unread)
     ]
 
 

@@ -347,8 +347,8 @@ def no_tool_format(takes_tools: bool) -> PromptError:
     why = "writes calls in a form that isn't understood here" if takes_tools else "has no place for tools"
     return PromptError(
         ErrorCode.INVALID_VALUE,
-        f"This model's chat template {why}, so it can't choose among tools by itself; tool_choice 'required' or a "
-        "named function holds the answer to the tools' schema instead.",
+        f"This model's chat template {why}, so it can't choose among tools by itself; a tool_choice that requires a "
+        "call holds the answer to the tools' schema instead.",
         param="tools",
     )
 

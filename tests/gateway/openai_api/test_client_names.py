@@ -2,10 +2,10 @@
 
 import pytest
 
-from stageline_gateway.errors import bad_value
-from stageline_gateway.openai_api.client_words import ClientWords
+from stageline_gateway.errors import ApiError, bad_value
+from stageline_gateway.openai_api.client_names import ClientNames
 
-WORDS = ClientWords(
+NAMES = ClientNames(
     {"messages": "input", "tools.function.name": "tools.name", "stop": "stop_sequences", "choice.name": "chosen"},
     lambda: {"messages[1]": "input[3]", "messages[1].calls[0]": "input[4]", "messages[11]": "input[12]"},
 )
@@ -29,26 +29,24 @@ WORDS = ClientWords(
     ],
 )
 def test_the_longest_beginning_that_is_known_is_taken(path: str, theirs: str) -> None:
-    assert WORDS.of(path) == theirs
+    assert NAMES.of(path) == theirs
 
 
-def test_a_refusal_says_the_clients_name_in_its_message_too() -> None:
-    error = bad_value("messages[1].role", "'messages[1].role' is wrong.")
-    told = WORDS.told(error)
-    assert (told.status, told.param, told.message) == (400, "input[3].role", "'input[3].role' is wrong.")
-    assert ClientWords().told(error) is error
+def test_an_error_is_rendered_with_the_clients_names_and_whatever_values_it_has() -> None:
+    error = bad_value("messages[1].role", "= 'messages[1].role' is wrong beside", other="stop")
+    told = error.renamed(NAMES.of)
+    assert (told.status, told.param) == (400, "input[3].role")
+    assert told.message == "'input[3].role' = 'messages[1].role' is wrong beside 'stop_sequences'."
 
 
-def test_phrases_are_said_as_the_client_knows_them() -> None:
-    words = ClientWords({"choice": "chosen"}, phrases={"send 'choice': 'any'": "send a 'choice' of any"})
-    named = words.told(bad_value("choice", "'choice' is wrong: send 'choice': 'any'."))
-    assert (named.param, named.message) == ("chosen", "'chosen' is wrong: send a 'chosen' of any.")
-    other = words.told(bad_value("more", "'more' is wrong: send 'choice': 'any'."))
-    assert (other.param, other.message) == ("more", "'more' is wrong: send a 'choice' of any.")
+def test_an_engines_sentence_stays_and_the_clients_field_is_put_before_it() -> None:
+    refusal = ApiError(400, "stop is wrong.", param="stop", code="invalid_value")
+    assert refusal.renamed(NAMES.of).message == "'stop_sequences': stop is wrong."
+    assert refusal.renamed(ClientNames().of) is refusal
 
 
 def test_places_are_not_looked_for_where_the_path_has_no_index() -> None:
     def places() -> dict[str, str]:
         raise AssertionError("a whole body is gone through")
 
-    assert ClientWords({"a": "b"}, places).of("a") == "b"
+    assert ClientNames({"a": "b"}, places).of("a") == "b"
