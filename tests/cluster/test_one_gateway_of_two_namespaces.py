@@ -49,6 +49,7 @@ def engine_of(cluster: Cluster, namespace: str, kubelet: InstantKubelet) -> Iter
         f"the operator has written {namespace}'s keys", lambda: cluster.api.get("Secret", KEYS_SECRET, namespace),
         SOON_SECONDS, lambda: to_json(cluster.api.get("PipelineModel", "tiny", namespace)),
     )  # fmt: skip
+    assert secret is not None
     lease = AddressPool().lease()
     key = base64.b64decode(secret["data"][KEYS_ENTRY]).decode().strip()
     engine = ScriptedEngine(lambda _: answer(f"from {namespace}"), keys=(key,), address=lease.address, port=8000)
