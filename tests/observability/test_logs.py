@@ -51,9 +51,9 @@ def test_messages_warnings_and_tracebacks_are_one_json_object_each(form: str) ->
         ("warning", "a library is unhappy"),
         ("error", "a fault"),
         ("info", "said by a child"),
-        ("warning", "the log level is debug from here on"),
+        ("warning", "the log level is now debug"),
         ("debug", "after SIGUSR1"),
-        ("warning", "the log level is info from here on"),
+        ("warning", "the log level is now info"),
     ]
     assert {line["component"] for line in lines} == {"operator"}
     assert lines[0]["message"] == "two\nlines"

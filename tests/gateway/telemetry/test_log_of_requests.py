@@ -60,11 +60,11 @@ def test_a_gateway_tells_each_request_by_both_its_names_once_it_is_asked_for_det
         ask(url, "before")
         eventually(lambda: is_idle(admin_url), log.read_text)
         process.send_signal(signal.SIGUSR1)
-        eventually(lambda: "level is debug" in log.read_text(), log.read_text)
+        eventually(lambda: "level is now debug" in log.read_text(), log.read_text)
         own_name = ask(url, "during")
         eventually(lambda: "during" in log.read_text(), log.read_text)
         process.send_signal(signal.SIGUSR2)
-        eventually(lambda: "level is info" in log.read_text(), log.read_text)
+        eventually(lambda: "level is now info" in log.read_text(), log.read_text)
         ask(url, "after")
     told = [line for line in lines_of(log.read_text()) if "client_request_id" in line]
     assert [(line["level"], line["client_request_id"], line["request_id"]) for line in told] == [

@@ -76,7 +76,7 @@ def test_models_chat_and_pipeline(gateway: RunningGateway, window: Browser) -> N
     assert window.run("return document.querySelector('#talk .model').textContent")
     window.until(lambda: "Bubble:" in window.text("#bubble"), "no picture")
     assert window.run("return document.querySelectorAll('.lane canvas').length") == 2
-    busy_waiting_idle = {"36,99,196", "240,163,46", "221,226,232"}
+    busy_waiting_idle = {"224,123,22", "59,120,216", "221,226,232"}
 
     def lanes() -> list[dict[str, int]]:
         return [pixels(window, f".lane:nth-child({lane}) canvas") for lane in (1, 2)]

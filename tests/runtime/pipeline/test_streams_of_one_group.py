@@ -161,13 +161,13 @@ def test_levels_change_while_a_group_runs(group: RunningGroup) -> None:
     for process in group.processes.values():
         process.send_signal(signal.SIGUSR1)
     for name in group.processes:
-        group.wait_until(lambda name=name: "log level is debug" in group.log(name), name)  # type: ignore[misc]
+        group.wait_until(lambda name=name: "log level is now debug" in group.log(name), name)  # type: ignore[misc]
     group.generate(PROMPT, greedy(1), "told")
     group.wait_until(lambda: "request admitted" in group.log("engine"), "the request is told")
     for process in group.processes.values():
         process.send_signal(signal.SIGUSR2)
     for name in group.processes:
-        group.wait_until(lambda name=name: "log level is info" in group.log(name), name)  # type: ignore[misc]
+        group.wait_until(lambda name=name: "log level is now info" in group.log(name), name)  # type: ignore[misc]
     told = [line for line in map(json.loads, group.log("engine").splitlines()) if "request_id" in line]
     assert [(line["level"], line["request_id"]) for line in told] == [("debug", "told")]
 

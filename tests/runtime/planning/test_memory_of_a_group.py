@@ -40,7 +40,7 @@ def test_weights_and_tokens_of_each_stage(in_room: int) -> None:
         in_room * 2 * (VOCABULARY * HIDDEN + HALF_LAYER),
         in_room * 2 * (2 * HALF_LAYER + HIDDEN + VOCABULARY // 2 * HIDDEN),
     ]
-    hidden, rows = 8 * HIDDEN // 2 * 2, 4 * 16
+    hidden, rows = 8 * HIDDEN // 2 * 2, 4 * 8
     rings = 4 * hidden + 8 * rows if in_room == 1 else 0
     steps = [STEP.bytes_of(memory().config, is_last=last, element_bytes=2, ranks=2) for last in (False, True)]
     assert [stage.step_bytes for stage in shared] == [in_room * (step + rings) for step in steps]
