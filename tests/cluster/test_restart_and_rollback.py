@@ -83,7 +83,7 @@ def test_a_restart_that_stalls_or_has_no_model_says_so(model: ModelInCluster) ->
 
     late = command(model, "restart", model.name, "--timeout-seconds", "1")
     assert late.returncode == 1
-    assert "not Ready within 1 s; it goes on without this command" in late.stderr, late
+    assert "not Ready within 1 s; the rollout continues" in late.stderr, late
     model.until_ready()
 
     unknown = command(model, "rollback", model.name, "--to", "0000000000")
