@@ -141,7 +141,7 @@ def _asked_about(name: str, rule: dict[str, Any], strict: bool) -> dict[str, Any
     """A field of a body that is only asked about."""
     if name in OF_PROMPT or not strict or "enum" in rule:
         return rule
-    usual = {**optional_fields(ChatRequest), **optional_fields(CompletionRequest)}.get(name)
+    usual = {**optional_fields(CompletionRequest), **optional_fields(ChatRequest)}.get(name)
     return {"enum": [None] if usual is None else [usual, None]}
 
 

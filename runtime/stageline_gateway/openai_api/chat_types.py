@@ -21,7 +21,7 @@ MAX_NAME_CHARACTERS = 128
 MAX_PARTS = 1024
 """Of one message's content."""
 
-ToolName = Annotated[str, Meta(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+ToolName = Annotated[str, Meta(pattern=rf"^[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$(?!\n)")]
 
 
 class CalledFunction(Strict, frozen=True):

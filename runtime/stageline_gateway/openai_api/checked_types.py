@@ -42,6 +42,7 @@ class OneOf:
 
 StructType = TypeVar("StructType", bound=Struct)
 _UNKNOWN: Final = "Object contains unknown field `"
+_MISSING: Final = "Object missing required field `"
 _PATH: Final = re.compile(r" - at `\$([^`]*)`$")
 _ENTRY: Final = re.compile(r" - at (?:`key` in `\$\.(?=\w+`$)|`\$\.(?=\w+\[))(\w+)(?:\[\.\.\.\])?`$")
 _STEP: Final = re.compile(r"\[(\d+)\]|\.(\w+)")
@@ -88,26 +89,37 @@ def _one_of(kind: type, value: Any) -> Any:
     struct = kind.struct_of(value)
     if struct is None:
         raise ValueError(f"should be {kind.kinds}")
+    tag = struct.__struct_config__.tag_field  # msgspec requires it in unions only
+    if tag is not None and isinstance(value, Mapping) and tag not in value:
+        raise ValueError(f"{_MISSING}{tag}`")
     try:
         return msgspec.convert(value, struct, dec_hook=_one_of)
     except msgspec.ValidationError as error:
-        # One more part of the path is put behind it.
-        raise ValueError(str(error)) from None
+        rule, path = _split(str(error), value)
+        # msgspec appends the path of `value`. The length says where this one ends.
+        raise ValueError(f"{len(path)} {path}{rule}") from None
+
+
+def _split(text: str, value: Any) -> tuple[str, str]:
+    """msgspec's rule, and the path to it within `value`. A rule may quote a client's text that looks like a path."""
+    length, _, rest = text.partition(" ")
+    inner = ""
+    if length.isdecimal():
+        inner, text = rest[: int(length)], rest[int(length) :]
+    elif text.startswith(_UNKNOWN) and text.removeprefix(_UNKNOWN).removesuffix("`") in value:
+        return text, ""
+    found = _PATH.search(text)
+    return (text, inner) if found is None else (text[: found.start()], found[1] + inner)
 
 
 def _as_api_error(text: str, model: type[Struct], fields: Mapping[str, Any]) -> ApiError:
-    named = text.removeprefix(_UNKNOWN).removesuffix("`")
-    if text.startswith(_UNKNOWN) and named in fields:
-        return bad_value(field_path([named]), "is not a known field", "unknown_parameter")
     # Only these hold no text of the client's, which may look like a path.
     if text.startswith("Expected ") and (entry := _ENTRY.search(text)) is not None:
         return _wrong_entry(entry[1], model, fields[entry[1]])
-    path = ""
-    while (found := _PATH.search(text)) is not None:
-        text, path = text[: found.start()], path + found[1]
+    text, path = _split(text, fields)
     steps = [int(index) if index else name for index, name in _STEP.findall(path)]
     for start, code, rule in (
-        ("Object missing required field `", "missing_required_parameter", "is missing"),
+        (_MISSING, "missing_required_parameter", "is missing"),
         (_UNKNOWN, "unknown_parameter", "is not a known field"),
     ):
         if text.startswith(start):
@@ -131,7 +143,12 @@ def _wrong_entry(name: str, model: type[Struct], entries: Mapping[str, Any]) -> 
             rule, is_type = _rule(str(error).partition(" - at ")[0])
             is_of_key = "`key`" in str(error)
             code = "invalid_type" if is_type else "invalid_value"
-            return wrong_value(field_path([name, key]), f"has a key that {rule}" if is_of_key else rule, value, code)
+            at = field_path([name, key])
+            return (
+                wrong_value(at, f"has a key that {rule}", key, code)
+                if is_of_key
+                else wrong_value(at, rule, value, code)
+            )
     raise AssertionError(f"no entry of {name} is wrong")
 
 

@@ -106,6 +106,18 @@ def refusal(gateway: RunningGateway, path: str, content: bytes, headers: dict[st
         ({"logit_bias": [1]}, "logit_bias"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x"),
         ({"x - at `$.logit_bias[...]": 1}, "x - at `$.logit_bias[...]"),
+        ({"messages": [{"role": "user", "content": "x", "y` - at `$.model": 1}]}, "messages[0].y` - at `$.model"),
+        ({"tools": [{"type": "function", "function": {"name": "f\n"}}]}, "tools[0].function.name"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "f"}}]},
+                },
+            },
+            "tool_choice.allowed_tools.tools[0].type",
+        ),
         ({"logit_bias": {"1": 101}}, "logit_bias.1"),
         ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
