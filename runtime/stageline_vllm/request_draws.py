@@ -26,8 +26,8 @@ class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     eos_token_ids: tuple[int, ...] = ()
     """What ends an answer that a grammar guides."""
     awaits_grammar: bool = False
-    """Whether nobody gets these tokens: they only say whether the grammar is compiled for the request of that number.
-    An end says so, any other that it isn't yet."""
+    """Whether these tokens are discarded: they only show whether the grammar of the request of that number is
+    compiled. An end token means yes, any other not yet."""
 
 
 class DrawsError(ValueError):

@@ -1,6 +1,7 @@
-"""What the engine container's core needs of `vllm serve`: words of its command line and its environment. Pure.
+"""Arguments and environment that the engine container's core requires of `vllm serve`. Pure.
 
-Whoever starts vLLM adds them to its own; without one of them a request would be refused, or answered differently.
+The process that starts vLLM adds them to its own. Without one of them vLLM would refuse a request or answer it
+differently.
 """
 
 from typing import Final

@@ -20,5 +20,5 @@ def server_key(token: str, group: int, incarnation: int) -> str:
 
 
 def authorization(key: str) -> str:
-    """What the header of that name says of who knows the key."""
+    """Value of the Authorization header for a client with the key."""
     return f"Bearer {key}"

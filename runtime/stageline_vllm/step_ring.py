@@ -33,7 +33,7 @@ class StepRingWriter:
     """Owned by the worker; used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file anew.
+        """Create the file, replacing an earlier one.
 
         Raises:
             OSError: the directory isn't there or can't be written to.

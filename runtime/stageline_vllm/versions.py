@@ -33,7 +33,7 @@ print(json.dumps(found and {"distribution": found.metadata["Name"], "version": f
 
 
 class VllmVersionError(Exception):
-    """vLLM isn't there, or not in a version that is supported. The message is for the person who chose the image."""
+    """vLLM is missing, or its version is unsupported. The message addresses the user that chose the image."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ class AnswerProgress:
     def __init__(
         self, request: AdmittedRequest, grammar: GrammarWalk | None = None, lost_token: int | None = None
     ) -> None:
-        """`grammar` stands at its beginning; `lost_token` is what vLLM's worker says where it has lost it.
+        """`grammar` is in its initial state; vLLM's worker draws `lost_token` where it lost the grammar.
 
         Raises:
-            NotFollowedError: it doesn't admit what was generated before.
+            NotFollowedError: the grammar doesn't admit the tokens generated before.
         """
         self._request = request
         self._grammar = grammar

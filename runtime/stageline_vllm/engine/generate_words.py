@@ -1,8 +1,9 @@
-"""`POST /inference/v1/generate` of vLLM: the body for an admitted request, and what a line of the answer says. Pure.
+"""`POST /inference/v1/generate` of vLLM: the body for an admitted request, and the parsed lines of the answer. Pure.
 
-vLLM is asked for ids and given ids, in a stream. It draws greedily: where a request wants something else, the logits
-processor is told what (`request_draws`). Where an answer ends is decided here by its ids, so vLLM's own end-of-sequence
-is off; stop strings are the edge's. Choices of one prompt (`n`) are requests of their own, told apart by their noise.
+The engine sends vLLM token ids and receives token ids in a stream. vLLM samples greedily; for other sampling the
+logits processor receives the parameters (`request_draws`). The engine decides by the ids where an answer ends, so
+vLLM's own end-of-sequence check is off. The edge applies stop strings. Choices of one prompt (`n`) are separate
+requests that differ in their noise.
 """
 
 from collections.abc import Iterable

@@ -49,7 +49,7 @@ class VllmServer:
     grammars: JsonGrammars
 
     async def open(self, take_line: Callable[[int, bytes], None]) -> VllmExchange:
-        """A connection to it. Raises VllmUnreachableError: nobody listens there."""
+        """A connection to it. Raises VllmUnreachableError if the server doesn't accept it."""
         return await VllmExchange.open(self.host, self.port, take_line)
 
     def ask(self, exchange: VllmExchange, body: bytes) -> None:
@@ -87,7 +87,7 @@ class Generation:
         self._on_grammar = on_grammar
         schema = request.sampling.json_schema
         self.awaits_grammar = schema is not None and workers_grammars.is_new(schema)
-        """Whether it waits for a compiler first, and keeps vLLM's place meanwhile."""
+        """Whether the request waits for its grammar's compilation first, and holds one of vLLM's places during it."""
         self._is_over = False
         self._has_begun = False
         self._refusal: list[bytes] = []
@@ -114,7 +114,7 @@ class Generation:
                 self._exchange.close()
 
     def leave(self) -> None:
-        """Deliver nothing from now on: whoever waited has gone."""
+        """Deliver no more events: the client has left."""
         self._is_over = True
 
     async def _ask(self) -> None:
@@ -237,7 +237,7 @@ class Generation:
             self._exchange.finish()
 
     def _refused(self, status: int) -> None:
-        """Refused by what was asked, no other group would take it; refused otherwise, one may."""
+        """Fail the request. It is final if vLLM refused the request itself; otherwise another group may accept it."""
         refusal = refusal_of(status, self._refusal)
         if refusal.is_about_request:
             self._fail(f"vLLM refused this request {refusal.words}", REFUSED, is_final=True)
@@ -251,10 +251,10 @@ class Generation:
 
 
 async def generate_one_token(server: VllmServer) -> None:
-    """Have vLLM compute one token of nobody's, through all stages.
+    """Have vLLM compute one token through all stages and discard it.
 
     Raises:
-        VllmUnreachableError: its server can't be reached, or breaks off.
+        VllmUnreachableError: its server can't be reached, or closes the connection early.
         VllmAnswerError: it refuses, or fails.
     """
     lines: list[bytes] = []

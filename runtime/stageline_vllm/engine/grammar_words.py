@@ -1,9 +1,9 @@
-"""How the engine waits until vLLM's worker has a request's grammar: by a request whose tokens nobody gets. Pure.
+"""How the engine waits until vLLM's worker has a request's grammar: by a request whose tokens are discarded. Pure.
 
-The worker compiles a grammar beside its steps, up to a second of CPU, and one after the other. Were a request whose
-grammar isn't compiled drawn from, its step would wait for that, and everybody's token with it. So another one goes
-before it, which gets an end once the grammar is there, and holds it under the number of the request to come. It costs a
-step or two, and so is left out where the worker surely still keeps the grammar.
+The worker compiles grammars beside its steps, one at a time, each up to a second of CPU. If a request were sampled
+before its grammar is compiled, its step and every token in it would wait. So the engine first sends another
+request, which ends once the grammar is compiled and stores it under the number of the request to follow. That costs
+a step or two, so the engine omits it where the worker surely still keeps the grammar.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,8 @@ class WorkersGrammars:
     """Which grammars vLLM's worker surely keeps compiled: it keeps the `MAX_KEPT` that it used last."""
 
     def __init__(self, max_running: int) -> None:
-        # What it may use meanwhile besides: those of answers under way, and as many that are being aborted.
+        # How many others the worker may use since: without those of running answers and as many that are being
+        # aborted.
         self._most_begun_since = MAX_KEPT - 2 * max_running
         self._num_begun = 0
         self._used: OrderedDict[str, int] = OrderedDict()
@@ -43,7 +44,7 @@ class WorkersGrammars:
         return used is not None and self._num_begun - used <= self._most_begun_since
 
     def is_new(self, schema: str) -> bool:
-        """Whether it will have to be compiled, as far as can be told: the worker used none such lately."""
+        """Whether it probably has to be compiled: the worker used no such grammar recently."""
         return schema not in self._used
 
     def used(self, schema: str, number: int) -> None:

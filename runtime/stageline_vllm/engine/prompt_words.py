@@ -42,13 +42,13 @@ def asks_for_prompt(request: AdmittedRequest) -> bool:
 
 
 def most_answer_bytes(request: AdmittedRequest) -> int:
-    """What vLLM's answer about the request's prompt may come to."""
+    """Upper bound in bytes of vLLM's answer about the request's prompt."""
     count = request.sampling.num_top_prompt_logprobs
     return 0 if count is None else len(request.prompt_token_ids) * (1 + count) * ENTRY_BYTES
 
 
 def prompt_body(request: AdmittedRequest, number: int) -> bytes:
-    """What vLLM is asked about the prompt: one token, which is nobody's, and what it makes of those before it."""
+    """The request to vLLM about the prompt: one token, which is discarded, and the log probabilities of the prompt."""
     sampling: dict[str, Any] = {
         "temperature": 0.0,
         "max_tokens": 1,

@@ -31,7 +31,7 @@ class VllmExchange(asyncio.Protocol):
         """Connect.
 
         Raises:
-            VllmUnreachableError: nobody listens there.
+            VllmUnreachableError: the server doesn't accept the connection.
         """
         try:
             _, exchange = await asyncio.get_running_loop().create_connection(lambda: cls(take_line), host, port)

@@ -18,7 +18,7 @@ _BLOCKS: Final = re.compile(r'num_gpu_blocks="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class VllmFigures:
-    """Totals since vLLM's start, but for the first two."""
+    """Totals since vLLM's start, except the first two."""
 
     kv_usage: float = 0.0
     """Share of the cache that running requests hold."""

@@ -54,7 +54,7 @@ class KeyedNoise(LogitsProcessor):  # type: ignore[misc]  # vllm has no types wh
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """vLLM: before each step; who left the batch, came to it, or changed places, to be taken in this order."""
+        """vLLM calls this before each step with the requests removed, added and moved, which apply in this order."""
         if batch_update is None or not self._samples:
             return
         for place in batch_update.removed:

@@ -35,7 +35,7 @@ class WorkerWatch:
         self._marks: Marks = HostMarks()
         self._requests = UnfinishedRequests()
         self._kind: State | None = None
-        """Of the step whose `execute_model` runs; None outside of it."""
+        """Kind of the step that runs in `execute_model`; None outside of it."""
         self._sampling: State = State.DECODE
         """Kind of the step that `sample_tokens` belongs to."""
         self._receive = _Transfer(self, State.RECV, Operation.RECEIVE_HIDDEN)
@@ -86,7 +86,7 @@ class WorkerWatch:
         self._marks.make(change)
 
     def executed(self) -> None:
-        """`execute_model` is over; a step with tokens goes on with `sample_tokens`."""
+        """`execute_model` has returned; a step with tokens continues in `sample_tokens`."""
         kind, self._kind = self._kind, None
         if kind is None:
             self._marks.make(self.clock.wait_for_scheduler)
@@ -112,7 +112,7 @@ class WorkerWatch:
         return self._send
 
     def sent(self, tensor_dict: dict[str, Any], handles: list[_Handle]) -> list[_Handle]:
-        """Count what was sent; the handles tell when they are waited for."""
+        """Count the bytes sent; the returned handles report when they are waited for."""
         if self._kind is None:
             return handles
         tensors = [value for value in tensor_dict.values() if hasattr(value, "element_size")]
@@ -149,7 +149,7 @@ class _Transfer:
 
 
 class _TimedHandle:
-    """A transfer under way, whose wait is counted."""
+    """A transfer in flight; the time spent waiting for it is counted."""
 
     def __init__(self, handle: _Handle, watch: WorkerWatch) -> None:
         self._handle = handle

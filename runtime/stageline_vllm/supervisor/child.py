@@ -70,7 +70,7 @@ class VllmChild:
 
     @property
     def said_engine_died(self) -> bool:
-        """Whether its engine had given up before any of its workers ended."""
+        """Whether its engine had failed before any of its workers ended."""
         return self._words.engine_died
 
     @property

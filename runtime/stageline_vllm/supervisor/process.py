@@ -1,10 +1,10 @@
-"""The life of a vLLM stage: shake hands with the engine, start the node with its cut, watch, end with a reason.
+"""The life of a vLLM stage: handshake with the engine, start of the node with its cut, supervision, end with a reason.
 
-One thread looks at everything by turns, ten times a second: the bus, the child, the workers' files, the clock. It is
-woken at once by a message and by the end of the child or of a worker. What ends it is the first of these to be seen:
-the engine's word, a closed bus (the engine is gone), the child's end, a worker that failed or vanished under a node
-that stands, or steps that don't advance. Whatever it is, the child and its workers are gone before this process is, and
-one termination message says why.
+One thread checks everything ten times a second: the bus, the child, the workers' files, the clock. A message and
+the end of the child or of a worker wake it at once. The first of these that it sees ends the stage: the engine's
+message, a closed bus (the engine is gone), the child's exit, a worker that failed or vanished while its node runs,
+or steps that don't advance. In every case the child and its workers end before this process does, and one
+termination message gives the reason.
 """
 
 import http.client
@@ -79,9 +79,9 @@ that has noticed; without any it was killed. One that failed has written down wh
 DYING_SECONDS: Final = 60.0
 """How long vLLM may take from its own limit for a step to its end."""
 CONSEQUENCE_SECONDS: Final = 5.0
-"""How long the engine may take to say whom it lost, when a node ended because of a lost connection."""
+"""How long the engine may take to name the lost peer, when a node ended because of a lost connection."""
 CHILD_GRACE_SECONDS: Final = 8.0
-"""What vLLM may take to end by itself once it is told to; drained by then, it has nothing left to do."""
+"""How long vLLM may take to exit after SIGTERM; it is drained by then and has no work left."""
 
 
 class Supervisor:
@@ -316,7 +316,7 @@ class Supervisor:
         self._drain_asked = True
 
     def _drained_by(self, failure: RuntimeFailure) -> str | None:
-        """Who asked for the drain, where that explains a lost engine or peer, or a node that ended along with it."""
+        """The origin of the drain, if it explains a lost engine or peer, or a node that ended with it."""
         if self._drain_asked and failure.failure_class is FailureClass.ENGINE_LOST:
             return f"SIGTERM to stage {self._contract.stage}"
         if self._bus is None or failure.failure_class in (FailureClass.STEP_TIMEOUT, FailureClass.OUT_OF_MEMORY):

@@ -1,8 +1,8 @@
 """The command line and environment of one vLLM node, from the pod contract and the engine's welcome. Pure.
 
-Every node gets the same words but for its rank, since vLLM builds one configuration from them on each. What a person
-added (`extraArgs`) comes last and was checked before; what the pod's environment sets already is left alone, so that
-`template.env` can overrule a default of ours, but never what decides the group.
+Every node gets the same arguments except its rank, since each node's vLLM builds one configuration from them. User
+arguments (`extraArgs`) are last and were validated before. Variables that the pod's environment already sets are
+kept, so that `template.env` can override a default of ours, but never a setting that defines the group.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ SCHEDULER_VARIABLE: Final = "STAGELINE_VLLM_EVEN_COHORTS"
 """Set to 0, vLLM keeps its own scheduler: for comparisons."""
 
 OWN_TIMEOUT_GRACE_SECONDS: Final = 15
-"""vLLM's own limit for a step doesn't say who hung, so it comes after all those that do."""
+"""vLLM's own step timeout doesn't name the stage that hung, so it fires after all the timeouts that do."""
 
 
 def node_words(contract: PodContract, welcome: Welcome, environ: Mapping[str, str]) -> tuple[str, ...]:

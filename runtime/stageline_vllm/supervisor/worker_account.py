@@ -147,7 +147,7 @@ class WorkerTimeline(Timeline):
 
 
 def _record(step: Step) -> StepRecord:
-    """A step of vLLM as a plan of the own runtime: it has no cohort of its own, and feeds nothing back by itself."""
+    """A step of vLLM as a plan of the own runtime: it has no cohort and returns no feedback of its own."""
     marks = tuple((_STATES[mark.state], mark.operation.wire_name, mark.at_nanoseconds) for mark in step.marks)
     kind = BusyKind(step.kind.name.lower())
     return StepRecord(step.seq, 0, kind, step.rows, step.tokens, -1, marks, step.end_nanoseconds)
