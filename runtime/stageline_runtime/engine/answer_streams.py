@@ -49,7 +49,7 @@ class AnswerStreams:
         return self._metrics.longest_wait_seconds(stream.times for stream in self._streams.values())
 
     def show_waiting(self) -> None:
-        """Bring the gauge of who waits the longest up to now."""
+        """Update the gauge of the longest wait for a slot."""
         self._metrics.show_waiting(self.longest_wait_seconds())
 
     def started(self, first_rows: Iterable[FirstRow]) -> None:
@@ -96,7 +96,7 @@ class AnswerStreams:
             stream.sink(EndEvent(reason))
 
     def fail_all(self, message: str, is_running: Callable[[str], bool], hung: bool = False) -> None:
-        """End all streams, since the group is lost; `hung`: while it computed those that `is_running` tells of."""
+        """End all streams because the group is lost; `hung`: while it computed those for which `is_running` is true."""
         for request_id in list(self._streams):
             running = is_running(request_id)
             self.fail(request_id, message, GROUP_LOST, is_suspect=hung and running, was_waiting=not running)

@@ -25,7 +25,7 @@ from stageline_runtime.plan_bus.messages import BusProtocolError, Drafted, StepD
 from stageline_runtime.termination import RuntimeFailure
 
 MAX_WAITING: Final = 1024
-"""Requests that may wait for a slot; more are told to come again."""
+"""Requests that may wait for a slot; further requests are refused and may be retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class CoreLife(ABC):
     """The part of `EngineCoreApi` that does not depend on what computes."""
 
     takes_longer_contexts = False
-    """Whether it judges by itself how far beyond a config's context a model may go."""
+    """Whether the core itself decides how far a model may exceed its config's context."""
     needs_step_plans = True
     """Whether the engine sends its stages each step. Otherwise they never wait for the engine."""
     stages_prepare_guides = True
@@ -64,7 +64,7 @@ class CoreLife(ABC):
         group: int | None = None,
         incarnation: int | None = None,
     ) -> None:
-        """`group` and `incarnation` are what the engine calls itself to who asks."""
+        """`group` and `incarnation` identify the engine to its clients."""
         self._info = info
         self._metrics = metrics
         self._tracing = tracing
@@ -76,7 +76,7 @@ class CoreLife(ABC):
         """Set when a drain was asked for and no request is left."""
         self.drain_asked: asyncio.Event = asyncio.Event()
         self.drain_asked_by = ""
-        """Who asked for the drain first."""
+        """The first source that requested the drain."""
         self.stages_connected: Callable[[], int] = lambda: 0
         self.stages_loaded: Callable[[], int] = lambda: 0
         self.weights: Callable[[], str] = lambda: ""
@@ -84,7 +84,7 @@ class CoreLife(ABC):
         self._send: Callable[[ToStage], None] = lambda _message: None
         """To all stages, once the group stands."""
         self.report_bug: Callable[[Exception], None] = _raise
-        """Ends the group for an error that nobody else sees, as the event loop only logs it."""
+        """Ends the group for an error that would otherwise only appear in the event loop's log."""
         self._pump_wanted = False
         self._outstanding_said = False
 
@@ -181,13 +181,13 @@ class CoreLife(ABC):
             self.report_bug(error)
 
     def _say_outstanding(self, outstanding: bool) -> None:
-        """Tell the stages' watchdogs whether a step has to come; only what is new."""
+        """Notify the stages' watchdogs whether a step is expected; sends only changes."""
         if outstanding != self._outstanding_said:
             self._outstanding_said = outstanding
             self._send(WorkOutstanding(outstanding))
 
     def set_phase(self, phase: Phase, message: str = "") -> None:
-        """Say where the engine is; only `READY` admits requests."""
+        """Set the engine's phase; only `READY` admits requests."""
         self._phase = phase
         self._message = message
 

@@ -21,7 +21,7 @@ FIELD = "spec.engine.speculative.draft.source"
 
 
 def read_draft_model(config: RuntimeConfig, model_dir: Path) -> DraftModel | None:
-    """The draft model of a group whose model lies in `model_dir`; None where none is asked for.
+    """The draft model of a group with its main model in `model_dir`; None if the config names none.
 
     Raises:
         RuntimeFailure: class BadConfig, naming the field: it can't be read or run, or it has another vocabulary.

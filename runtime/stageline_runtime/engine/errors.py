@@ -54,7 +54,7 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
 
 
 class PromptError(EngineRefusal):
-    """A request that can't be served as it is. `param` names the field to change."""
+    """A request that can't be served unchanged. `param` names the field to change."""
 
     def __init__(self, code: ErrorCode, message: str, *, param: str, exceeded: ContextExceeded | None = None) -> None:
         super().__init__(code, message, param=param, exceeded=exceeded)

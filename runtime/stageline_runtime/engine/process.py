@@ -138,7 +138,7 @@ class EngineProcess:
         return core.drain_asked_by
 
     async def _run_to_the_end(self, core: CoreLife, group: StageGroup, probe: StageProbe) -> None:
-        """Clients and stages are told how it ended, and a failure is raised on."""
+        """Notifies clients and stages how it ended; raises a failure again."""
         try:
             await self._form_and_run(core, group, probe)
         except Exception as error:

@@ -30,12 +30,13 @@ ReadRequest = tuple[AdmittedRequest, OutputStart]
 
 
 class ReadingThreads:
-    """Where prompts are read that are not quick: one thread for large ones, one for the rest, one for long bodies.
+    """Threads that read prompts which are not quick: one for large prompts, one for the others, one for long bodies.
 
-    Every chat needs one for its template. A prompt of megabytes takes seconds to tokenize: such ones wait for each
-    other, and nobody else for them. Bodies are parsed beside that, since what stands behind them on a connection is
-    read once they are. There are no more threads because parsing and templates are Python's: of several only one runs,
-    and each has the event loop wait for the interpreter's lock once more between two tokens.
+    Every chat needs a thread for its template. A prompt of megabytes takes seconds to tokenize: such prompts wait
+    only for each other, and delay no others. Bodies are parsed in a separate thread, since later lines of a
+    connection are read only once they are parsed. More threads would not help, because parsing and templates are
+    Python code: only one thread runs at a time, and each makes the event loop wait for the interpreter lock once
+    more between two tokens.
     """
 
     def __init__(self) -> None:
@@ -102,10 +103,11 @@ class Generation:
         return done
 
     def start(self, asked: GenerateRequest, read: ReadRequest, wake: Callable[[], None]) -> AnswerLines:
-        """Hand the request to the core. No await: between this and who closes the answer nothing can be lost.
+        """Submit the request to the core. No await: until the caller is ready to close the answer, nothing can be
+        lost.
 
         Raises:
-            EngineRefusal: its id is in use, or the core or the room for told prompts doesn't take it now.
+            EngineRefusal: its id is in use, or the core or the budget for prompt reports doesn't accept it now.
         """
         request, start = read
         request_id = request.request_id

@@ -1,7 +1,7 @@
-"""Room for log probabilities of prompts that wait in the engine for their clients, counted before they are made.
+"""Budget for log probabilities of prompts that wait in the engine for their clients, reserved in advance.
 
-A request takes all it may come to need when it is admitted, for nothing holds the stages back while a client lags. So
-what they hold together is bounded, whatever clients do.
+A request reserves its maximum when it is admitted, because a slow client never holds the stages back. So their
+total memory is bounded for any client behaviour.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""What an engine says of itself, for probes, Prometheus, the operator and people: GETs that change nothing.
+"""The engine's own state, for probes, Prometheus, the operator and people: read-only GETs.
 
-The same routes are on two ports. On the engine's own a caller shows a key, as for everything there, except probes. On
-the port of the state nothing else is, and no key is asked: whoever scrapes can then not generate.
+The same routes are on two ports. On the engine's own port a caller needs a key, as for all its routes except
+probes. The state port has only these routes and needs no key, so that a scraper can't generate.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def add_state_routes(app: FastAPI, core: EngineCoreApi) -> None:
 
 
 def add_stage_routes(app: FastAPI, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]) -> None:
-    """Add both; each answers with what is known at the moment, also while the group still forms."""
+    """Add both; each answers with the current state, even while the group still forms."""
 
     @app.get("/stages")
     async def answer_stages() -> Response:

@@ -1,6 +1,6 @@
-"""What the ranks of a stage say, put together for the stage: their hellos, what they measured, what devices they have.
+"""Combines the reports of a stage's ranks into one for the stage: hellos, measurements, devices.
 
-Pure. Ranks of a stage are in one container; on devices each has one of its own, or nobody has.
+Pure. Ranks of a stage are in one container; either each has a device of its own, or none has.
 """
 
 from collections.abc import Mapping

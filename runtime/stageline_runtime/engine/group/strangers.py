@@ -1,4 +1,4 @@
-"""Connections to the plan bus whose other end has not shown who it is: few, soon over, and never heard at length."""
+"""Limits for unauthenticated connections to the plan bus: in number, time and frame size."""
 
 import asyncio
 import logging

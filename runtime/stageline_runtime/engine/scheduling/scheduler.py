@@ -1,8 +1,8 @@
-"""The scheduler: the sequence of plans, and what comes of them. Pure: no clock, no socket, no torch.
+"""The scheduler: makes the sequence of plans and accounts for their results. Pure: no clock, no socket, no torch.
 
-Which requests hold a slot and which of them step together is `slot_assignment`'s matter, which rows a plan carries
-`row_selection`'s. At most one decode of a request is in flight and one more waits for its feedback, in every mode,
-because rows are made nowhere else. A verifying row is never beside another row of its request.
+`slot_assignment` decides which requests hold a slot and which step together, `row_selection` the rows of a plan. At
+most one decode of a request is in flight and one more waits for its feedback, in every mode, because rows are made
+in no other place. A verifying row is never in flight with another row of its request.
 """
 
 from collections import deque
@@ -135,7 +135,7 @@ class Scheduler:
         return self._slots.waiting.remove(request_id)
 
     def request_at(self, slot: int, generation: int) -> str | None:
-        """Id of the request whose rows these are; None when they run dead."""
+        """Id of the request that owns these rows; None when they are stale."""
         request = self._slots.request_in(slot, generation)
         return None if request is None else request.request_id
 
@@ -189,7 +189,7 @@ class Scheduler:
         return reported
 
     def complete(self, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
-        """Account for a finished plan. Rows of requests that ended or lost their slot meanwhile are dropped.
+        """Account for a finished plan. Rows of requests that have since ended or lost their slot are dropped.
 
         Raises:
             BusProtocolError: plans don't finish in the order they were made, or a row has more tokens than it may.

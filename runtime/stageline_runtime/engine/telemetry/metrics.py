@@ -69,9 +69,9 @@ class EngineMetrics:
     def page(
         self, occupancy: "Occupancy | None", accept: str = "", drafts: DraftCounts | None = None
     ) -> tuple[bytes, str]:
-        """All series and their content type, with gauges of `occupancy`, which is None until the group stands.
+        """All series and their content type, with gauges of `occupancy`, which is None until the group is complete.
 
-        `drafts` is what became of drafts since the beginning, where there are any.
+        `drafts` has the total draft counts since the start, with speculative decoding.
         """
         if occupancy is not None:
             self._gauges.show(occupancy)
@@ -85,7 +85,7 @@ class EngineMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """What requests take up at one moment, whoever schedules them."""
+    """The resources that requests hold at one moment, for every scheduler."""
 
     running: int
     waiting: int
@@ -141,7 +141,7 @@ class _DraftCounters:
         self._counted = DraftCounts()
 
     def read(self, counts: DraftCounts) -> None:
-        """Count what came since the last call."""
+        """Add the increase since the last call."""
         before, self._counted = self._counted, deepcopy(counts)
         self._drafted.inc(counts.drafted - before.drafted)
         self._held.inc(counts.held - before.held)
@@ -219,7 +219,7 @@ class RequestMetrics:
         self._prompt_tokens.inc(prompt_tokens)
 
     def sampled(self, times: RequestTimes | None) -> None:
-        """A token came; `times` None when nobody waits for it any more."""
+        """A token was sampled; `times` is None if its client has left."""
         self._generation_tokens.inc()
         if times is None:
             return

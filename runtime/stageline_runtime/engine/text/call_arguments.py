@@ -1,8 +1,8 @@
-"""Arguments of calls in earlier turns, in the form that a model's chat template can use. Pure.
+"""Arguments of tool calls in earlier turns, in the form that a model's chat template can use. Pure.
 
-What a client sends back is what the model wrote, and that need not be an object: the token limit may have cut it off.
-Most templates take objects alone, some texts alone, some both, which none of them tells, so the forms are tried: first
-what was sent, an object or a text.
+A client sends back the model's own output, which need not be an object: the token limit may have truncated it. Most
+templates accept only objects, some only text, some both, and none declares it, so the forms are tried: first the
+one that was sent, an object or text.
 """
 
 import json

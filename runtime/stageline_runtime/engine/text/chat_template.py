@@ -1,8 +1,8 @@
 """Renders chat messages with the model's own Jinja template, to the same text as transformers' `apply_chat_template`.
 
-The template comes with the model, so it runs in Jinja's immutable sandbox (no attribute it could escape through, no
-`range` above 100 000), with bounds on its output and its time. It is trusted no further than that, except for memory:
-like the weights, it is chosen by whoever deploys the model.
+The template is part of the model, so it runs in Jinja's immutable sandbox (no attribute it could escape through, no
+`range` above 100 000), with limits on its output and its time. Its memory is not limited: like the weights, the
+user that deploys the model chooses it.
 """
 
 import ctypes
@@ -117,7 +117,7 @@ class ChatTemplate:
         if self._has_system is None:
             try:
                 text = self.render(_PROBE_CHAT)
-            except PromptError:  # that is told to who sends a chat
+            except PromptError:  # a client that sends a chat gets this error
                 return True
             self._has_system = _SYSTEM_PROBE in text
         return self._has_system
@@ -213,13 +213,13 @@ class ChatTemplate:
             if shows_late_system(turns, text):
                 return text
             texts.append(text)
-        # Whatever is wrong with what was made of them, the client sent the first.
+        # Prefer the earliest form: the first one is as the client sent it.
         if texts:
             return texts[0]
         raise refusals[0]
 
     def _refuses_system(self, variables: dict[str, Any]) -> bool:
-        """Whether the template refuses a chat that begins with a system turn and has nothing else to refuse."""
+        """Whether the template refuses a chat with an initial system turn that gives no other reason to refuse."""
         try:
             self._generate_with_calls(_PROBE_CHAT, variables)
         except PromptError:
@@ -229,7 +229,7 @@ class ChatTemplate:
         return False
 
     def _generate_with_calls(self, messages: Sequence[ChatMessage], variables: dict[str, Any]) -> str:
-        """The text with what is null and the arguments of calls written in the first way that the template can use."""
+        """The text, with null contents and call arguments written in the first form that the template can use."""
         if not any(message.is_content_null and message.tool_calls for message in messages):
             return self._generate_with(Content.EMPTY, messages, variables)
         if self._null_content is not None:
@@ -278,7 +278,7 @@ class ChatTemplate:
             except PromptError:
                 raise
             except Exception as error:
-                # Where no way helps, what is told is not that a template has no use for texts.
+                # If no form works, report another form's error, not that the template can't use text.
                 refusal = refusal if write is as_text else error
         assert refusal is not None, "the first way is no text"
         raise refusal
@@ -323,7 +323,7 @@ def _plain_tool(tool: ToolFunction) -> dict[str, Any]:
 
 
 def _tool_call_format(source: str) -> ToolCallFormat | None:
-    """The format a template's own words tell of. Marks of control tokens never show in text, so they are not parsed."""
+    """The format that the template's source shows. Control tokens never appear in text, so they are not parsed."""
     if "<tool_call>" in source:
         # Some templates write the same tags around XML of their own; only JSON in them is understood.
         return None if "<function=" in source else ToolCallFormat.TAGGED
@@ -418,9 +418,9 @@ class _Stop(SystemExit):
 def _run_with_time_limit(function: Callable[[], T], limit_seconds: float) -> T:
     """Call `function` in a thread of its own and return its result or raise its exception.
 
-    Python can't end a thread from outside, but it can raise an exception in one at its next bytecode, which is enough
-    for a loop written in Jinja. The thread is made for the one call, so an exception that comes late hits nothing else.
-    Its CPU time counts: on a busy machine it may wait for long.
+    Python can't end a thread from outside, but it can raise an exception in one at its next bytecode, which is
+    enough for a loop written in Jinja. The thread serves only this call, so a late exception hits no other code.
+    The limit counts its CPU time, because on a busy machine it may wait long to run.
 
     Raises:
         _TimeLimitExceededError: it did not end within `limit_seconds`; it is stopped at its next bytecode.

@@ -24,7 +24,7 @@ from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_WAITING_TOKENS = 16
-"""A character has at most four bytes; with this many tokens waiting, the held-back bytes are broken for good."""
+"""A character has at most four bytes; with this many tokens waiting, the held-back bytes are permanently invalid."""
 SPLIT_SEARCH_TOKENS = 8
 MIN_CONTEXT_TOKENS = 6
 MAX_CONTEXT_TOKENS = 32
@@ -47,7 +47,7 @@ class IncrementalDetokenizer:
         self._hidden = tokenizer.special_token_ids if hidden_token_ids is None else hidden_token_ids
         self._window: list[int] = []
         self._context = 0
-        """Leading tokens of the window whose text has been released."""
+        """Leading tokens of the window with released text."""
         self._context_text = ""
         """What the context decodes to."""
         self._released = 0

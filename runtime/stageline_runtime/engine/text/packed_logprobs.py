@@ -1,8 +1,7 @@
 """Log probabilities of an output while they wait for its client: packed, and described when a line is made. Pure.
 
-A token takes 14 bytes here, and 12 more for each alternative that is listed with it: as objects they are fifty times
-as much, and nothing holds a group back while a client lags. Values are float64, so what comes out is digit for digit
-what went in.
+A token takes 14 bytes here, and 12 more for each alternative listed with it. As objects they take fifty times as
+much, and a slow client never holds a group back. Values are float64, so they are returned digit for digit.
 """
 
 from array import array

@@ -22,7 +22,7 @@ _MARKS: Final = re.compile(r"[\[{,]")
 
 
 def work_of(prompt: Prompt, limit: int) -> int:
-    """Characters or ids whose reading takes as long as that of `prompt`; counted until they exceed `limit`."""
+    """Cost of reading `prompt`, as a number of characters or ids; counted until it exceeds `limit`."""
     total = 0
     for size in _sizes(prompt):
         total += size

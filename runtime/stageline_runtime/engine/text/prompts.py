@@ -53,8 +53,10 @@ _LEFT_OPEN: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penal
 """What the model is asked where a request says nothing."""
 
 MOST_CHARACTERS_A_TOKEN = 16
-"""On average over a prompt as long as the context: text has four, code less. What has more can be told without
-tokenizing it, which takes seconds."""
+"""On average over a prompt as long as the context: text has four, code less.
+
+A prompt with more can be refused without tokenizing it, which takes seconds.
+"""
 QUICK_OUTPUT = 64
 """Generated ids to continue from become text again one by one; this many take a few milliseconds."""
 
@@ -348,7 +350,7 @@ def _check_generated(request: AdmittedRequest) -> None:
 
 
 def _check_told(request: AdmittedRequest) -> None:
-    """Refuse a prompt of which more was told than it has, or which is all that is wanted where output is too.
+    """Refuse a prompt with fewer tokens than were reported before, or a prompt-only request that also wants output.
 
     Raises:
         PromptError: naming `prompt_told` or `prompt_only`.

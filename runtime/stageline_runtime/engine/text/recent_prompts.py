@@ -1,4 +1,4 @@
-"""Keeps what was made of the last few prompts: choices of one request ask with the same prompt, each by itself.
+"""Caches the last few rendered prompts: the choices of one request send the same prompt in separate requests.
 
 Kept for seconds only: a template may write the time of day.
 """

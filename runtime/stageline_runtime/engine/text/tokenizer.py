@@ -37,7 +37,7 @@ class EngineTokenizer:
         self._added_ids = {token.content: index for index, token in added.items()}
         self.token_bytes = TokenBytes(backend)
         self.hidden_ids = lru_cache(self._hidden_ids)
-        """Ids of control tokens but for those with a text of the first argument, and of added tokens of the second."""
+        """Ids of control tokens, except those with a text in the first argument, and of added tokens in the second."""
 
     @classmethod
     def load(cls, model_dir: Path) -> "EngineTokenizer":

@@ -14,7 +14,7 @@ from stageline_runtime.engine.text.token_bytes import TokenBytes
 from stageline_runtime.plan_bus.prompt_report import PromptReport, unpacked
 
 PIECE_ENTRIES: Final = 1024
-"""Tokens and alternatives that are told at once: a few milliseconds' work."""
+"""Tokens and alternatives in one piece: a few milliseconds' work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ToldPrompt:
         self._has_logprobs = request.sampling.num_top_prompt_logprobs is not None
 
     def begun(self) -> Iterator[PromptPiece]:
-        """What can be told before anything is computed: all, or where log probabilities are asked for the first."""
+        """The pieces known before any computation: all, or only the first token if log probabilities are requested."""
         end = 1 if self._has_logprobs else len(self._request.prompt_token_ids)
         return _pieces(self._request.prompt_told or 0, end)
 
