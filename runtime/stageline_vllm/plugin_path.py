@@ -31,7 +31,7 @@ def plugin_names() -> str:
 
 
 def write_plugin_path(directory: Path, installed: InstalledVllm) -> Path:
-    """Write the metadata into `directory`, which is made; the result goes first on vLLM's `PYTHONPATH`."""
+    """Write the metadata into `directory`, which is created; put the result first on vLLM's `PYTHONPATH`."""
     groups = {"vllm.general_plugins": GENERAL_PLUGINS, "vllm.logits_processors": LOGITS_PROCESSORS}
     _write_metadata(directory, "stageline-vllm-plugins", "1", _entry_points(groups))
     if installed.needs_alias:

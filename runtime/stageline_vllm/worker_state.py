@@ -127,7 +127,7 @@ class Clock:
     operation: Operation
     steps_begun: int
     steps_done: int
-    """Steps with tokens, as far as this worker is concerned. What has to advance while requests are unfinished."""
+    """Steps with tokens, as far as this worker is concerned. Must advance while requests are unfinished."""
     unfinished_requests: int
     """Requests that the worker knows of and that the scheduler hasn't told it are over."""
     spent_nanoseconds: tuple[int, ...]

@@ -83,7 +83,7 @@ class AnswerStreams:
         if not token.finished:
             stream.sink(event)
             return
-        # Counted as the core ended it before the sink learns of it: by then there is nothing left to abort.
+        # Counted when the core ends it, before the sink is notified: after that no abort reaches it.
         reason = FinishReason.STOP if token.stopped else FinishReason.LENGTH
         self._count_end(token.request_id, reason)
         stream.sink(event)

@@ -32,7 +32,7 @@ class AdmittedRequest:
     tool_call_format: ToolCallFormat | None = None
     """How the answer writes tool calls, for readers of its text."""
     thoughts: ThoughtStart | None = None
-    """How the answer may begin with thoughts."""
+    """How the answer may begin with reasoning."""
     ignored: tuple[str, ...] = ()
     """Fields of the prompt that have no effect with this model."""
     prompt_told: int | None = None

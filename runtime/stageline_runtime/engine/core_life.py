@@ -51,7 +51,7 @@ class CoreLife(ABC):
     stages_prepare_guides = True
     """Whether the last stage compiles a grammar beside its steps when it is asked to."""
     stalled_words = "no plan finished"
-    """What a watchdog says did not happen in time."""
+    """Names the missed event in a watchdog's message."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that answer here, by name."""
 
@@ -73,7 +73,7 @@ class CoreLife(ABC):
         self._phase = Phase.STARTING
         self._message = ""
         self.drained: asyncio.Event = asyncio.Event()
-        """Set when a drain was asked for and no request is left."""
+        """Set when a drain was requested and no request is left."""
         self.drain_asked: asyncio.Event = asyncio.Event()
         self.drain_asked_by = ""
         """The first source that requested the drain."""
@@ -165,7 +165,7 @@ class CoreLife(ABC):
 
     @abstractmethod
     def _pump(self) -> None:
-        """Give on what can be computed now."""
+        """Submit the work that can be computed now."""
 
     def _want_pump(self) -> None:
         """Pump once at the end of this turn of the loop, so that requests of a burst are given on together."""

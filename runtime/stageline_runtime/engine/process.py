@@ -175,7 +175,7 @@ class EngineProcess:
         await self._warm_up(core, group)
 
     async def _warm_up(self, core: CoreLife, group: StageGroup) -> None:
-        """One step through all stages; a stage that never takes it up has no watchdog that could tell."""
+        """One step through all stages; a watchdog can't detect a stage that never starts it."""
         warming = asyncio.create_task(core.run_first_steps(group))
         # Each stage's first step is slow, and they come one after the other.
         limit = self._contract.config.timeouts.step_seconds * self._contract.stage_count + WATCHDOG_GRACE_SECONDS
@@ -187,7 +187,7 @@ class EngineProcess:
         if has_ended and warming.exception() is None:
             return
         warming.cancel()
-        # What a stage says of its own end comes first, though it may come a moment later.
+        # A stage's own report of its end takes precedence, though it may arrive a moment later.
         await _first_of(group.failure, timeout_seconds=CAUSE_SECONDS)
         if group.failure.done():
             raise group.failure.result()

@@ -205,7 +205,7 @@ class VllmCore(CoreLife):
     # -- EngineCoreApi -----------------------------------------------------------------------------------------
 
     def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
-        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now, or never."""
+        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be accepted now, or ever."""
         self._check_room(request)
         self._check_prompt(request)
         self._numbers += 1

@@ -85,7 +85,7 @@ class VllmAnswerError(Exception):
 
 
 def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable[int]) -> bytes:
-    """What vLLM is asked; `number` tells this request from all others of this engine."""
+    """The body for vLLM; `number` distinguishes this request from all others of this engine."""
     sampling: dict[str, Any] = {
         "temperature": 0.0,
         "max_tokens": request.max_new_tokens - len(request.generated_token_ids),
@@ -94,7 +94,7 @@ def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable
         "detokenize": False,
     }
     if (top := request.sampling.num_top_logprobs) is not None:
-        # vLLM lists the sampled token first; one more leaves room for all that were asked for.
+        # vLLM lists the sampled token first; one more keeps all the requested alternatives.
         sampling["logprobs"] = top + 1
     if needs_draws(request.sampling):
         ends = tuple(sorted(eos_token_ids)) if request.sampling.json_schema is not None else ()
@@ -107,7 +107,7 @@ def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable
 def asked_of(
     request: AdmittedRequest, request_id: str, token_ids: tuple[int, ...], sampling: dict[str, Any]
 ) -> dict[str, Any]:
-    """The fields of whatever vLLM is asked for an admitted request."""
+    """The common fields of every vLLM request for an admitted request."""
     body: dict[str, Any] = {
         "request_id": request_id,
         "token_ids": token_ids,
@@ -138,10 +138,10 @@ def warm_up_body(eos_token_ids: Iterable[int]) -> bytes:
 
 
 def read_event(line: bytes) -> StreamEvent | None:
-    """What one line of the stream says; None for its last.
+    """One parsed line of the stream; None for its last.
 
     Raises:
-        VllmAnswerError: it is no line of such a stream.
+        VllmAnswerError: the line can't be parsed.
     """
     data = line.removeprefix(_DATA).strip()
     if data == _DONE:

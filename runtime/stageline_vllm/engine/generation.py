@@ -40,7 +40,7 @@ GUIDE_LOST = "The answer can't be guided any further"
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """Where vLLM's server listens, what it asks for, and what of the model a request needs."""
+    """The address of vLLM's server, its key, and the model data that a request needs."""
 
     host: str
     port: int
@@ -95,13 +95,13 @@ class Generation:
         self._exchange: VllmExchange | None = None
 
     async def run(self) -> None:
-        """Ask vLLM and deliver what it answers. Raises nothing but its own cancellation."""
+        """Send the request to vLLM and deliver its answer. Raises only its own cancellation."""
         try:
             await self._ask()
         except (VllmUnreachableError, VllmAnswerError) as error:
             self._fail(f"The group could not finish this answer: {error}.", GROUP_LOST)
         except TimeoutError:
-            # Final, since the group is well, and what can't be compiled here would go round.
+            # Final, since the group is healthy, and retries elsewhere would fail the same way.
             self._fail(f"Its grammar was not compiled within {GRAMMAR_LIMIT_SECONDS:g} s.", GUIDE, is_final=True)
         except (NotFollowedError, GrammarError) as error:
             self._fail(f"{GUIDE_LOST}: {error}.", GUIDE, is_final=True)
@@ -147,7 +147,7 @@ class Generation:
         lines = await self._ask_aside(prompt_body(self.request, self.number))
         if self._is_over:
             return
-        # What it says of a long prompt takes a tenth of a second to read.
+        # Parsing the report of a long prompt takes a tenth of a second.
         report, drawn = await asyncio.to_thread(read_prompt, lines, self.request)
         if self._is_over:
             return
@@ -229,7 +229,7 @@ class Generation:
         if last is None:
             raise VllmAnswerError("vLLM stopped before the answer's end")
         self._is_over = True
-        # What was asked about the prompt has left it in the cache, but nothing was saved by that.
+        # The prompt request left the prompt in the cache, but that saved no computation.
         if self._progress.cached_tokens is not None and not asks_for_prompt(self.request):
             self._streams.found_cached(self.request.request_id, self._progress.cached_tokens)
         self._streams.deliver(last)

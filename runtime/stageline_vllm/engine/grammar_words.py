@@ -18,7 +18,7 @@ from stageline_vllm.engine.generate_words import StreamEvent, VllmAnswerError, a
 from stageline_vllm.request_draws import VERSION, RequestDraws, as_extra_args
 
 MOST_TOKENS: Final = 32
-"""Of one such request; then another is made, so that a step of a second is no silence."""
+"""Per such request; then another is made, so that slow steps don't look like a stall."""
 _READY: Final = "stop"
 _ANSWERS: Final = msgspec.json.Decoder(StreamEvent)
 
@@ -35,7 +35,7 @@ class WorkersGrammars:
         """The number of the latest guided answer by schema that is known to have used it."""
 
     def begin(self) -> int:
-        """A guided answer begins; returns its number."""
+        """An answer with structured output begins; returns its number."""
         self._num_begun += 1
         return self._num_begun
 
@@ -55,7 +55,7 @@ class WorkersGrammars:
 
 
 def grammar_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable[int]) -> bytes:
-    """What vLLM is asked ahead of a guided request."""
+    """The body of the request that precedes one with structured output."""
     ends = tuple(sorted(eos_token_ids))
     sampling: dict[str, Any] = {
         "temperature": 0.0,

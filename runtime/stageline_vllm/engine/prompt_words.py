@@ -1,8 +1,7 @@
-"""Log probabilities of a prompt, as vLLM tells them: in the whole answer to a request of its own, as streams have none.
-Pure.
+"""Log probabilities of a prompt from vLLM: in the unstreamed answer to a separate request, as streams have none. Pure.
 
-vLLM takes nothing of such a prompt from its cache, and leaves it there for the request that follows. What it lists of
-each token is the token itself and the likeliest, each with its rank.
+vLLM reads no part of such a prompt from its cache, and leaves it there for the request that follows. For each token
+it lists the token itself and the likeliest ones, each with its rank.
 """
 
 from collections.abc import Iterable
@@ -36,7 +35,7 @@ _ANSWERS: Final = msgspec.json.Decoder(WholeAnswer)
 
 
 def asks_for_prompt(request: AdmittedRequest) -> bool:
-    """Whether vLLM has to be asked for log probabilities of the request's prompt."""
+    """Whether log probabilities of the request's prompt have to be requested from vLLM."""
     told = max(1, request.prompt_told or 0)
     return request.sampling.num_top_prompt_logprobs is not None and told < len(request.prompt_token_ids)
 

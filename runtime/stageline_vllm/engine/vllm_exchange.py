@@ -20,7 +20,7 @@ class VllmExchange(asyncio.Protocol):
     """`open`, `post`, await `ended`; `close` in any case."""
 
     def __init__(self, take_line: Callable[[int, bytes], None]) -> None:
-        """`take_line` takes the status and one line; what it raises ends the exchange with that."""
+        """`take_line` receives the status and one line; its exceptions end the exchange."""
         self._take_line = take_line
         self._reader = ResponseReader()
         self._transport: asyncio.Transport | None = None
@@ -55,7 +55,7 @@ class VllmExchange(asyncio.Protocol):
         return self._reader.status
 
     def finish(self) -> None:
-        """All that is wanted has come: `ended` returns, and the rest is not read."""
+        """The caller needs no more data: `ended` returns, and the rest is not read."""
         self._end(None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM's own `/metrics` say of its steps and its cache, as far as the engine's series tell it. Pure."""
+"""Parses vLLM's own `/metrics` about its steps and its cache, for the engine's series. Pure."""
 
 import re
 from dataclasses import dataclass

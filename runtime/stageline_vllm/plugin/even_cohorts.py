@@ -73,8 +73,8 @@ class _EvenCohorts(Scheduler):  # type: ignore[misc]
 def _can_decode(request: "Request", step: int) -> bool:
     """Would vLLM schedule this running request's next token in `step`?
 
-    Not while its last one is on its way, and where it schedules ahead not once the steps on their way reach its
-    longest answer: such a request would have its place in the step and leave it empty.
+    Not while its last token is in flight. Nor, with asynchronous scheduling, once the steps in flight reach its
+    maximum length: such a request would take a place in the step without using it.
     """
     on_their_way = request.num_output_placeholders
     decided = request.num_computed_tokens + 2 - on_their_way  # without drafts, as vLLM counts them

@@ -68,7 +68,7 @@ class KeyedDraws:
             row.show([], [])
 
     def move(self, source: int, target: int, *, swap: bool) -> None:
-        """The request at `source` goes to `target`; with `swap` the other one comes here."""
+        """Move the request at `source` to `target`; with `swap`, exchange the two."""
         moved, displaced = self._rows.pop(source, None), self._rows.pop(target, None)
         if moved is not None:
             self._rows[target] = moved
@@ -108,7 +108,7 @@ class KeyedDraws:
 
 
 class _Row:
-    """One request: its parameters, what it has said as far as that was followed, and vLLM's view of its ids."""
+    """One request: its parameters, the output followed so far, and vLLM's view of its ids."""
 
     def __init__(self, draws: RequestDraws, slot: SlotSampling, grammars: JsonGrammars | None = None) -> None:
         """`grammars` are those of the slot's guide."""

@@ -48,6 +48,6 @@ class LastWords:
 
 
 def _words(error: Exception) -> str:
-    """With the place of one that says nothing, as a bare `assert` does."""
+    """Includes the location of an exception without a message, such as a bare `assert`."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {str(error) or f'in {place.name} ({Path(place.filename).name}:{place.lineno})'}"

@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def give_tensors(runner: Any) -> None:
-    """Make a class of runners give itself its tensors; once, however often it is asked for."""
+    """Patch a class of runners so that it sets its own tensors; repeated calls have no effect."""
     original = runner.sync_and_gather_intermediate_tensors
     if hasattr(original, "__wrapped__"):
         return

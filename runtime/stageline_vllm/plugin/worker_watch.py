@@ -61,7 +61,7 @@ class WorkerWatch:
 
     @contextmanager
     def living(self, phase: WorkerPhase, operation: Operation) -> Iterator[None]:
-        """A call before the worker serves; its time is idle, as nothing is asked of the worker yet."""
+        """A call before the worker serves; its time is idle, as the worker has no requests yet."""
         self.clock.enter_phase(phase)
         self.clock.enter(State.IDLE, operation)
         yield

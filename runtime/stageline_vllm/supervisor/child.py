@@ -65,7 +65,7 @@ class VllmChild:
 
     @property
     def said_worker_died(self) -> bool:
-        """Whether it said that a worker of its own had ended without its doing."""
+        """Whether it logged that one of its workers had ended unexpectedly."""
         return self._words.worker_died
 
     @property
@@ -87,7 +87,7 @@ class VllmChild:
         self._words.forget()
 
     def lives_on(self, steps_done: int) -> None:
-        """It stands, with this many steps done by its worker: what it complained of long before did no harm."""
+        """It still runs, with this many steps done by its worker: errors logged long before were harmless."""
         self._words.look(steps_done, time.monotonic())
 
     def end(self, grace_seconds: float, others: Iterable[int] = ()) -> None:

@@ -38,9 +38,9 @@ _CONSEQUENCES: Final = (
 """Messages of processes that only saw another one fail."""
 _ENGINE_DIED: Final = ("EngineDeadError", "EngineCore encountered", "RPC call to")
 _WORKER_DIED: Final = "died unexpectedly"
-"""What a node says of a worker of its own that it did not end itself."""
+"""Logged by a node about a worker of its own that it did not end itself."""
 _ADAPTER_FAILED: Final = "in init_static_loras"
-"""The frame of a traceback: what its server does with the adapters it was given, before it answers anybody."""
+"""A traceback frame: its server loads the configured adapters there, before it answers requests."""
 _CONNECTION_LOST: Final = re.compile(
     r"Connection (?:closed|reset|refused)|Broken pipe|gloo.*(?:timed? ?out|closed)|NCCL.*(?:remote|socket|unhandled)"
     r"|DistNetworkError|DistBackendError|recvValueWithTimeout",
@@ -67,7 +67,7 @@ _REASON_FOLLOWS: Final = re.compile(r"\d+ validation errors? for \w+$")
 _PREFIX: Final = re.compile(r"^(?:\([^)]*\)\s*)*(?:ERROR \S+ \S+ \[[^\]]*\]\s*)?")
 """The writing process, and the level, time and place of a log line."""
 _NOISE: Final = re.compile(r"^(?:\([^)]*\)\s*)*(?:DEBUG|INFO|WARNING)\b|NCCL (?:INFO|TRACE|WARN)\b")
-"""Lines of a level, which stands behind the names of processes. An error may have `NCCL_DEBUG=INFO` in its words."""
+"""Log levels follow the process names in a line. An error message may contain `NCCL_DEBUG=INFO`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class FirstWords:
         self._last = _Said("")
         self.worker_died = False
         self.engine_died = False
-        """Its engine core gave up before the node said that a worker had ended: it ends its workers itself."""
+        """Its engine core failed before the node logged that a worker had ended: it ends its workers itself."""
         self.adapter_failed = False
         self._flags_at_start = self._flags()
 
@@ -166,9 +166,9 @@ class FirstWords:
             self._flags_at_start = self._flags()
 
     def forget(self) -> None:
-        """The node got ready: forget what had been said when it was last seen not to be.
+        """The node is ready: drop messages from before the last check that saw it not ready.
 
-        What it said since may be what ends it: a worker may get ready and lose a peer between two looks.
+        Later messages may be the cause of its end: a worker may become ready and lose a peer between two checks.
         """
         with self._lock:
             self._named = deque(said for said in self._named if said.seen is None)
@@ -204,7 +204,7 @@ class WorkerFailure:
 
 
 def first_of(failures: Sequence[WorkerFailure]) -> WorkerFailure | None:
-    """Of a stage's workers the one that failed first, as far as words tell: not of having lost another."""
+    """The worker of a stage that failed first: one with a message that isn't about a lost peer."""
     return min(failures, key=lambda one: _CONNECTION_LOST.search(one.words) is not None, default=None)
 
 

@@ -181,7 +181,7 @@ class Supervisor:
         return Forgetting(steps=2 * under_way, seconds=limit + DYING_SECONDS)
 
     def _look(self, bus: StageBus, child: VllmChild) -> None:
-        """One turn: what the engine says, how the child is, what the workers write."""
+        """One pass: checks the engine's messages, the child, the workers' files."""
         self._tell_drain(bus)
         self._take(bus.receive(LOOK_SECONDS))
         while self._shutdown is None and (message := bus.receive(0)) is not None:

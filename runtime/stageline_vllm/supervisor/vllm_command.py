@@ -138,12 +138,14 @@ def node_environment(
 _NOT_PASSED_ON: Final = {
     "STAGELINE_BUS_TOKEN", "HF_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 }  # fmt: skip
-"""Secrets that vLLM has no use for, and what torch would take for a group of its own. Nor what an image may have set of
-the variables that a person may not."""
+"""Secrets that vLLM doesn't need, and variables that torch would take for a group of its own.
+
+Also variables that users may not set, in case the image sets them.
+"""
 
 
 def _own_key(contract: PodContract) -> dict[str, str]:
-    """What the server asks for; other nodes have none, and needn't know."""
+    """The server's key; other nodes have none and don't need it."""
     if contract.stage != 0:
         return {}
     return {KEY_VARIABLE: server_key(contract.bus_token, contract.group, contract.incarnation)}

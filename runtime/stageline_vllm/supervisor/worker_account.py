@@ -56,7 +56,7 @@ class Workers:
         self._readers = [WorkerStateReader(worker_state_path(directory, rank)) for rank in range(count)]
 
     def states(self) -> dict[int, WorkerState]:
-        """By rank, those that have written something; a file that can't be read says nothing."""
+        """By rank, for workers that have published a state; an unreadable file is omitted."""
         found: dict[int, WorkerState] = {}
         for rank, reader in enumerate(self._readers):
             try:
@@ -71,7 +71,7 @@ class Workers:
         return self.states().get(0)
 
     def phase(self) -> WorkerPhase | None:
-        """The phase of whichever is least far; None until all have begun."""
+        """The least advanced phase of the workers; None until all have begun."""
         states = self.states()
         if len(states) < len(self._readers):
             return None

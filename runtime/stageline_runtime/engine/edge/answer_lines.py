@@ -55,7 +55,7 @@ allows a working engine to be silent."""
 class AnswerLines:
     """Owns an admitted request until `close`.
 
-    `wake` is called, in the core's turn, for whatever begins to wait after the beginning; `on_close` once, at the end.
+    After the start, the core's turn calls `wake` when output begins to wait; `on_close` is called once, at the end.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AnswerLines:
         self._unwritten.add(Piece(start.text, (), stopped=False))
         self._cached_tokens = 0
         self._ended = False
-        """The request has ended, here or at the core: nothing more is taken, and there is nothing to abort."""
+        """The request has ended, here or at the core: further events are ignored, and there is no request to abort."""
         self._admitted_told = False
         self._word_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +111,7 @@ class AnswerLines:
             self._wake()
 
     def next_line(self) -> bytes:
-        """The next line, without its end; blank when it only has to be said that the request still waits."""
+        """The next line, without its newline; blank as a keepalive of a request that still waits."""
         self._word_due = False
         if not self._admitted_told:
             self._admitted_told = True
@@ -126,7 +126,7 @@ class AnswerLines:
         return end.to_json()
 
     def close(self) -> None:
-        """Nothing more is wanted of it. Idempotent."""
+        """End the answer, for its writer. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -219,7 +219,7 @@ class _Unwritten:
         """Of all but the last there is no more to come."""
         self._logprobs = start.logprobs
         self.end: Finished | Failed | None = None
-        """Never reset: a caller that has taken it takes nothing more."""
+        """Never reset: once a caller has taken it, no line follows."""
 
     @property
     def has_any(self) -> bool:
@@ -291,7 +291,7 @@ class _MergedDelta:
 
 
 def _most_bytes(text: str, token_ids: Sequence[int]) -> int:
-    """As much as these may take in a line, not as much as they do: that takes writing them."""
+    """Upper bound of their size in a line; the exact size is known only after encoding."""
     return _CHARACTER_BYTES * len(text) + _TOKEN_ID_BYTES * len(token_ids)
 
 
@@ -305,6 +305,6 @@ def _parts(piece: Piece) -> Iterator[tuple[str, Sequence[int]]]:
 
 
 def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[Mapping[str, object]] = ()) -> bytes:
-    """What `Delta` writes of itself. What is infinite is null."""
+    """The same JSON as `Delta` writes. Infinite values are null."""
     delta: dict[str, object] = {"type": "delta", "text": text, "token_ids": token_ids}
     return msgspec.json.encode(delta | {"logprobs": logprobs} if logprobs else delta)

@@ -113,7 +113,7 @@ class ConnectionStreams:
                 assert_never(word)
 
     def close(self, number: int) -> None:
-        """Nothing more is wanted of the stream, if it is open."""
+        """Close the stream, if it is open."""
         stream = self._streams.pop(number, None)
         if stream is None:
             return
@@ -247,7 +247,7 @@ class ConnectionStreams:
 
     @contextmanager
     def _ending(self, stream: _Stream, what: str) -> Iterator[None]:
-        """Whatever keeps its request from being started is the stream's last word; a bug is logged as `what`."""
+        """An error that prevents the start of its request becomes the stream's last line; a bug is logged as `what`."""
         try:
             yield
         except EngineRefusal as refusal:
@@ -264,7 +264,7 @@ class ConnectionStreams:
         self._wait_if_any(stream)
 
     def _wait_if_any(self, stream: _Stream) -> None:
-        """Where it has something to say, may say it, and is still open, it waits with the others."""
+        """Queue the stream if it has lines, is not held, and is still open."""
         number = stream.number
         if number in self._waiting or stream.is_held or number not in self._streams or not stream.has_waiting:
             return

@@ -81,7 +81,7 @@ class Generation:
         return await self._threads.parse(lambda: parse_request(written))
 
     def read_at_once(self, request: GenerateRequest) -> ReadRequest | None:
-        """The request as the core takes it; None where that takes long or has to wait: `read` it then.
+        """The request as the core accepts it; None if parsing it is slow or has to wait: use `read` then.
 
         Raises:
             EngineRefusal: it can't be served.
@@ -89,7 +89,7 @@ class Generation:
         return self._read(request) if is_quick(request) and request.sampling.guide is None else None
 
     async def read(self, request: GenerateRequest) -> ReadRequest:
-        """The request as the core takes it, its guide ready.
+        """The request as the core accepts it, with its grammar ready.
 
         Raises:
             EngineRefusal: it can't be served, or not now.

@@ -13,7 +13,7 @@ from stageline_runtime.plan_bus.prompt_report import report_bytes
 
 
 def needed_bytes(request: AdmittedRequest) -> int:
-    """What log probabilities of the request's prompt take, at most."""
+    """Upper bound in bytes of the log probabilities of the request's prompt."""
     top_count = request.sampling.num_top_prompt_logprobs
     if top_count is None:
         return 0

@@ -41,7 +41,7 @@ MAX_BODY_BYTES = MOST_LINE_BYTES
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_REQUEST_ID_CHARACTERS = 128
 PROBES = frozenset({"/healthz", "/readyz"})
-"""What a kubelet asks, which knows no key."""
+"""Paths of the kubelet's probes, which carry no key."""
 
 
 def build_app(

@@ -47,7 +47,7 @@ def add_state_routes(app: FastAPI, core: EngineCoreApi) -> None:
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Alive unless failed: what a liveness probe asks."""
+        """Liveness probe: alive unless failed."""
         state = core.status()
         return json_answer(state, 503 if state.phase is Phase.FAILED else 200)
 

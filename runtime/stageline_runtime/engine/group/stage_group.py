@@ -399,7 +399,7 @@ async def form_scheduler(group: StageGroup, max_waiting: int) -> Scheduler:
 
 
 def _speculation(config: SpeculativeConfig, draft: DraftModel | None) -> Speculation:
-    """Drafts that cost nothing: what they cost is measured at warm-up."""
+    """Drafts with zero cost; the warm-up measures the cost."""
     context_tokens = 0 if draft is None else draft.config.context_length
     return Speculation(
         config.tokens,

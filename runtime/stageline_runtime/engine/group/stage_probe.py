@@ -73,7 +73,7 @@ class Exchange:
 
 
 def exchange(pong: Pong, now_nanoseconds: int) -> Exchange:
-    """What one answer says, come at `now_nanoseconds` of the engine's clock."""
+    """The measurement from one answer, received at `now_nanoseconds` of the engine's clock."""
     sent, received = pong.ping_nanoseconds, pong.received_nanoseconds
     offset = ((received - sent) + (pong.sent_nanoseconds - now_nanoseconds)) // 2
     round_trip = (now_nanoseconds - sent) - (pong.sent_nanoseconds - received)
@@ -81,13 +81,14 @@ def exchange(pong: Pong, now_nanoseconds: int) -> Exchange:
 
 
 class StageClocks:
-    """How far each stage's clock is from the engine's, from exchanges over the plan bus.
+    """The offset of each stage's clock from the engine's, from exchanges over the plan bus.
 
-    The arithmetic is NTP's (RFC 5905, section 8): with the engine's clock at sending T1 and at receiving T4, the
-    stage's at receiving T2 and at sending T3, offset = ((T2 - T1) + (T3 - T4)) / 2 and round trip = (T4 - T1) - (T3 -
-    T2). The offset is wrong by at most half the round trip, whatever the two directions took. A stage answers between
-    two plans, so most exchanges of a busy stage are slow ones: of the last exchanges the one with the smallest bound
-    counts (section 10 calls it the clock filter), its bound growing with age by what two clocks may drift apart.
+    The arithmetic is NTP's (RFC 5905, section 8). The engine's clock gives T1 at sending and T4 at receiving, the
+    stage's T2 at receiving and T3 at sending. Offset = ((T2 - T1) + (T3 - T4)) / 2 and round trip = (T4 - T1) - (T3
+    - T2). The offset's error is at most half the round trip, for any split between the two directions. A stage
+    answers between two plans, so most exchanges of a busy stage are slow. So the recent exchange with the smallest
+    error bound counts (section 10 calls it the clock filter); the bound grows with age by the possible drift
+    between two clocks.
     """
 
     def __init__(self) -> None:
@@ -171,7 +172,7 @@ class LinkLatency:
         for seq in self._unseen(f"hidden {receiver}", sorted(sent.keys() & got.keys())):
             began, waiting, received = sent[seq].send_began, got[seq].receive_began, got[seq].received
             if began is None or waiting is None or received is None or waiting - shift > began:
-                continue  # The tensor waited for the stage, which says nothing about the link.
+                continue  # The tensor waited for the stage, so this sample doesn't measure the link.
             found.append(max(0, received - shift - began) / 1e9)
         return found
 

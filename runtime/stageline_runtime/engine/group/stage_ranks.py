@@ -65,7 +65,7 @@ def check_devices_of_ranks(hellos: Mapping[Place, Hello], config: RuntimeConfig)
 
 
 def refused_ranks(config: RuntimeConfig, rule: str) -> RuntimeFailure:
-    """Why so many ranks can't be had, naming the field that asks for them."""
+    """Why the requested number of ranks isn't available, naming the field that requests it."""
     tensor, experts = config.tensor_ranks, config.expert
     field = f"spec.parallelism.expert {experts}" if experts > 1 else f"spec.parallelism.tensor {tensor}"
     return RuntimeFailure(FailureClass.BAD_CONFIG, f"{field}: {rule}", operation="check the ranks")

@@ -45,7 +45,7 @@ class Strangers:
         self._untold = 0
 
     def forget(self, connection: EngineBusConnection) -> str:
-        """It has answered, or is gone; returns what it was challenged with, nothing for one that wasn't."""
+        """It has answered, or is gone; returns its challenge, empty if it had none."""
         nonce, overdue = self._nonces.pop(connection, ("", None))
         if overdue is not None:
             overdue.cancel()

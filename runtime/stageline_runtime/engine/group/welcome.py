@@ -141,7 +141,7 @@ def _all_on_devices(hellos: Mapping[int, Hello]) -> bool:
 
 
 def measuring_stages(hellos: Mapping[int, Hello]) -> frozenset[int]:
-    """The stages that will say what they measured: those on devices."""
+    """The stages that will report measurements: those on devices."""
     return frozenset(stage for stage, hello in hellos.items() if hello.device)
 
 
@@ -201,7 +201,7 @@ def check_weights(hellos: Mapping[int, Hello], source: str) -> None:
 
 @contextmanager
 def _names_widening(dtype: str, model: ModelConfig) -> Iterator[None]:
-    """Where memory is short, say that the model's own format takes half of it."""
+    """If memory is short, add to the error that the model's own format needs half of it."""
     try:
         yield
     except RuntimeFailure as failure:

@@ -84,7 +84,7 @@ class BlockPool:
             self._forget(self._unused.popitem(last=False)[0])
 
     def take(self, near: int) -> int:
-        """Reference one more block, the free one at or behind `near` if there is one. `make_room` comes first."""
+        """Reference one more block, preferably the free one at or after `near`. Call `make_room` first."""
         block = self._is_free.find(1, near)
         if block < 0:
             block = self._is_free.index(1)
@@ -99,7 +99,7 @@ class BlockPool:
         self._references[cached.number] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give up references to a request's blocks; the last of its positions must come first."""
+        """Release a request's references to its blocks; the last of its positions must come first."""
         for block in blocks:
             self._references[block] -= 1
             if self._references[block]:

@@ -46,7 +46,7 @@ class SelectedRows:
     """Stages that wait while the last one drafts: all, where other requests run."""
     draft_steps: int = 0
     reserve: Callable[[int, int], bool] = field(default=lambda _slot, _num_tokens: False)
-    """Whether a slot can take so many tokens, drafts among them, at no other's cost."""
+    """Whether a slot can grow to this many tokens, including drafts, without preempting another request."""
     has_draft_model: bool = False
     slot_tokens: int = 0
     _asking: list[tuple[int, int]] = field(default_factory=list)
@@ -207,7 +207,7 @@ def _begin_or_go_on(slots: SlotAssignment, request: Request, plan: SelectedRows)
 
 
 def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
-    """Fill the request's slot, with the longest beginning of it that earlier plans leave in the cache."""
+    """Fill the request's slot, with its longest prefix that earlier plans leave in the cache."""
     cached = request.scheduled_inputs = slots.ledger.share_more(request.slot, request.reusable_inputs)
     request.fill_sent = True
     needs_ids = request.sampling.depends_on_history or plan.has_draft_model

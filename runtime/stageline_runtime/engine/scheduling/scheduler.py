@@ -161,7 +161,7 @@ class Scheduler:
         return self._plan(0, SelectedRows(self._next_seq, 0), 1)
 
     def warm_up(self, num_tokens: int, draft_steps: int = 0) -> StepPlan:
-        """A dummy plan: `num_tokens` rows of nothing through all layers, then so many steps of the draft model."""
+        """A dummy plan: `num_tokens` empty rows through all layers, then `draft_steps` steps of the draft model."""
         return self._plan(0, SelectedRows(self._next_seq, 0, draft_steps=draft_steps), num_tokens, dummy=True)
 
     def take_drafts(self, drafted: Drafted) -> None:
@@ -175,7 +175,7 @@ class Scheduler:
                 request.take_drafts(row.position, row.token_ids)
 
     def take_reports(self, reports: Iterable[PromptReport]) -> list[ReportedPrompt]:
-        """Account for what a finished plan says of prompts, before `complete`; of requests that still run."""
+        """Account for a finished plan's prompt reports, before `complete`; returns those of requests that still run."""
         reported: list[ReportedPrompt] = []
         for report in reports:
             request = self._slots.request_in(report.slot, report.generation)

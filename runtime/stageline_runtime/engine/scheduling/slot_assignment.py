@@ -129,7 +129,7 @@ class SlotAssignment:
         return ledger.grow(slot, num_tokens)
 
     def release(self, request: Request) -> None:
-        """Take the slot of a running request away. Its content stays of use to others."""
+        """Release the slot of a running request. Other requests can still use its cached content."""
         del self.running[request.request_id]
         del self._by_row[request.slot, request.generation]
         self.cohorts.leave(request)

@@ -160,14 +160,15 @@ class SlotLedger:
         return slot, self._generation[slot], len(found[rank]) * BLOCK_TOKENS
 
     def share_more(self, slot: int, inputs: Tokens) -> int:
-        """Use what others have cached since of the beginning of `inputs`; returns how many inputs are cached then."""
+        """Share the blocks that others have since cached for the prefix of `inputs`; returns how many inputs are
+        then cached."""
         holder = self._holders[slot]
         found = self._find(self._pools[self.rank_of(slot)], inputs, holder.salt)
         self._share(slot, found)
         return len(holder.cached) * BLOCK_TOKENS
 
     def grow(self, slot: int, num_tokens: int) -> bool:
-        """Let a held slot take `num_tokens` tokens; False when its rank has no block left for that."""
+        """Let a held slot grow to `num_tokens` tokens; False when its rank has too few blocks."""
         needed = blocks_of(num_tokens)
         if needed - len(self._holders[slot].blocks) > self.available_blocks(self.rank_of(slot)):
             return False
@@ -229,7 +230,7 @@ class SlotLedger:
         if num_blocks <= start:
             return
         pool.make_room(num_blocks - start)
-        # Slots begin far apart, so that each has room to grow among neighbours.
+        # Slots begin far apart, so that each can grow into adjacent blocks.
         home = slot * pool.num_blocks // self.num_slots
         for _ in range(start, num_blocks):
             blocks.append(pool.take(blocks[-1] + 1 if blocks else home))

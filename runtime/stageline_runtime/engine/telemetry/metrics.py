@@ -50,7 +50,7 @@ class EngineMetrics:
             self._kv_room.labels(self._model_name, str(stage)).set(tokens)
 
     def planned(self, plan: StepPlan, preemptions: int) -> None:
-        """A plan with rows was made; `preemptions` is their number since the beginning."""
+        """A plan with rows was made; `preemptions` is the total since the start."""
         self._plans.inc()
         self._rows.observe(len(plan.rows))
         self._tokens.observe(sum(row.num_tokens for row in plan.rows))
@@ -62,7 +62,7 @@ class EngineMetrics:
         return self._p2p_latency.labels(self._model_name, str(receiving_stage))
 
     def counted_elsewhere(self, steps: int, preemptions: int) -> None:
-        """Another engine's scheduler made so many steps, and took so many slots away, since the last call."""
+        """Another engine's scheduler has made `steps` steps and `preemptions` preemptions since the last call."""
         self._plans.inc(steps)
         self._preemptions.inc(preemptions)
 

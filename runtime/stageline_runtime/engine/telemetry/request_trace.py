@@ -138,7 +138,7 @@ class SpanData:
 
 
 def attributes_at_begin(request: AdmittedRequest, model: str) -> dict[str, Attribute]:
-    """What is known when a request comes, for samplers too."""
+    """Attributes known when a request arrives, for samplers too."""
     sampling = request.sampling
     return {
         "gen_ai.operation.name": "chat" if request.is_chat else "text_completion",
@@ -195,7 +195,7 @@ def spans_within(trace: RequestTrace) -> Iterator[SpanData]:
 
 
 def moments(trace: RequestTrace) -> Iterator[SpanEvent]:
-    """What happens to a request between its beginning and its end."""
+    """The events of a request between its start and its end."""
     if trace.times.tokens:
         yield SpanEvent(name=FIRST_TOKEN, at_nanoseconds=trace.anchor.of_monotonic(trace.times.first_token))
     for place in trace.places[1:]:

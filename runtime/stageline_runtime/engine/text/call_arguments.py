@@ -15,7 +15,7 @@ from stageline_api.engine_http import ChatMessage
 
 Arguments = dict[str, Any] | str
 WriteArguments = Callable[[Arguments], Arguments]
-"""Makes arguments of a call what a template is given."""
+"""Converts a tool call's arguments to a form for a template."""
 
 
 def ways_to_write(messages: Sequence[ChatMessage]) -> Sequence[WriteArguments]:
@@ -30,7 +30,7 @@ def as_sent(arguments: Arguments) -> Arguments:
 
 
 def as_object(arguments: Arguments) -> Arguments:
-    """Of a text, the object that it is the beginning of; one that begins no object is a value of its own."""
+    """Of a text, the object that it is a prefix of; a text that starts no object is a value of its own."""
     if not isinstance(arguments, str):
         return dict(arguments)
     try:

@@ -40,7 +40,7 @@ from stageline_runtime.termination import RuntimeFailure
 
 T = TypeVar("T")
 REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
-"""What templates call the thoughts of an assistant's turn."""
+"""Names that templates use for an assistant turn's reasoning."""
 _REASONING_READ: Final = re.compile(rf"""[.'"](?:{"|".join(REASONING_NAMES)})\b""")
 MAX_RENDERED_CHARACTERS = 16 * 1024 * 1024
 RENDER_LIMIT_SECONDS = 5.0
@@ -51,7 +51,7 @@ _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_pr
 
 
 class Content(Enum):
-    """What a template is given for content that is null beside calls, in the order of trying."""
+    """The value passed to a template for null content beside tool calls, in the order of trial."""
 
     MISSING = "missing"
     """As transformers gives it now."""
@@ -90,13 +90,13 @@ class ChatTemplate:
         self.takes_tools = takes_tools
         """Whether the template shows tools to the model."""
         self.tool_call_format = _tool_call_format(source) if takes_tools else None
-        """How the model writes calls, as far as the template tells; None when it doesn't."""
+        """The model's format of tool calls, as far as the template shows it; None when it doesn't."""
         self.has_thoughts = "</think>" in source
-        """Whether the model's answers may begin with thoughts, which the template marks so."""
+        """Whether the model's answers may begin with reasoning, as the template's marks show."""
         self.takes_reasoning = _REASONING_READ.search(source) is not None
-        """Whether the template looks at what the assistant thought in earlier turns."""
+        """Whether the template uses the assistant's reasoning of earlier turns."""
         self._null_content: Content | None = None
-        """What this template is given for content that is null, once a chat has shown it."""
+        """The value passed to this template for null content, once a chat has shown it."""
         self._has_system: bool | None = None
         """Whether it shows system turns, once a chat has had one."""
         self._special_tokens = dict(special_tokens)
@@ -300,7 +300,7 @@ def _with_marked_calls(message: ChatMessage, marker: str) -> ChatMessage:
 
 
 def _plain_message(message: ChatMessage, write: WriteArguments, content: Content) -> dict[str, Any]:
-    """A message as templates know it: keys that say nothing are left out."""
+    """A message in the form that templates expect: keys without a value are omitted."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.is_content_null and message.tool_calls and content is not Content.EMPTY:
         plain |= {"content": None}

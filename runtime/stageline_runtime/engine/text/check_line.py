@@ -113,7 +113,7 @@ class CheckLine:
                 await asyncio.wait([talk], timeout=_STOP_LIMIT_SECONDS)
             finally:
                 if not talk.done() or talk.exception() is not None or talk.result() is None:
-                    # Its answer, should it still come, would be taken for the next one's.
+                    # A late answer would be mistaken for the next schema's.
                     talk.cancel()
                     await _kill(child)
         # A child or a fork that exited unasked most likely ran out of memory on this schema.

@@ -57,7 +57,7 @@ def _names(sampling: SamplingParams) -> Iterator[str]:
 
 
 def _written(word: str, tokenizer: EngineTokenizer) -> Iterator[tuple[int, ...]]:
-    """The ids of `word` at a beginning, and after a blank, where most tokenizers write it otherwise."""
+    """The ids of `word` at the start of a text, and after a space, where most tokenizers encode it differently."""
     bare = word.lstrip()
     for text in (bare, " " + bare):
         ids = tokenizer.encode(text, add_special_tokens=False, param="bad_words") if bare else ()

@@ -30,7 +30,7 @@ def without_others_marks(prompt: ChatPrompt) -> ChatPrompt:
 
 
 def is_in_thought(prompt: ChatPrompt, text: str) -> bool:
-    """Whether `text`, which the template made of `prompt`, ends within a thought; no other message ends with a mark."""
+    """Whether `text`, rendered from `prompt`, ends within reasoning; no other message ends with a mark."""
     if not prompt.continue_final_message:
         return _ends_with_mark(text)
     words = prompt.messages[-1].content.strip()

@@ -1,11 +1,11 @@
 """One request's output as text: tokens in, releasable text out, until a stop string or the end. Pure.
 
-Tokens are taken one at a time, so where the output ends does not depend on how they arrived. A stop token (end of
-sequence among them) counts as generated and is reported among the ids, but never shows in the text, nor among the log
-probabilities, unless the request wants it there.
+Tokens are processed one at a time, so the end of the output does not depend on how they arrived. A stop token
+(including end of sequence) counts as generated and is reported among the ids. It never appears in the text, nor
+among the log probabilities unless the request asks for it.
 
-An output that another engine began is made text again from its ids, one id at a time, so held-back text (half a
-character, a possible stop string) stands exactly where it stood, and only what the client lacks is sent.
+For an output that another engine started, the text is rebuilt from its ids, one at a time. So the held-back text
+(half a character, a possible stop string) is the same, and only the text that the client lacks is sent.
 """
 
 from collections.abc import Sequence
@@ -120,7 +120,7 @@ class OutputStart:
 
     output: OutputText
     prompt: ToldPrompt | None = None
-    """What the answer reports about its prompt; None: nothing."""
+    """The prompt data that the answer reports; None: none."""
     logprobs: PackedLogprobs | None = None
     """Where those of its new tokens wait; None: the request wants none."""
     text: str = ""

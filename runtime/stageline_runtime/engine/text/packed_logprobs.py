@@ -43,7 +43,7 @@ class PackedLogprobs:
             self._counts.append(len(logprobs.top))
 
     def take_described(self, count: int) -> list[dict[str, object]]:
-        """What `take` gives, as a line of the answer has it."""
+        """The values of `take`, in the form of an answer's line."""
         return [describe(token_id, logprobs, self._token_bytes) for token_id, logprobs in self.take(count)]
 
     def take(self, count: int) -> Sequence[ListedToken]:

@@ -13,7 +13,7 @@ from stageline_api.engine_http import ChatMessage, ChatPrompt, Prompt, TextPromp
 QUICK_LENGTH: Final = 8192
 """A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
 MESSAGE_CHARACTERS: Final = 64
-"""A message of a chat takes a template as long as so many characters of text."""
+"""A chat message costs a template as much time as this many characters of text."""
 VALUE_CHARACTERS: Final = 16
 """A value within tools or arguments, in the same sense, beside its text and its indentation."""
 INDENT: Final = 4

@@ -24,7 +24,7 @@ from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.check_line import CheckLine
 
 CPU_LIMIT_SECONDS: Final = 1.0
-"""Of one schema; what people write takes hundredths of that."""
+"""Per schema; handwritten schemas take hundredths of that."""
 QUICK_CPU_SECONDS: Final = 0.1
 """Of one schema in the first line."""
 WALL_SECONDS_A_CPU_SECOND: Final = 30.0

@@ -42,6 +42,6 @@ def _folded(messages: Sequence[ChatMessage], keeps_first: bool) -> list[ChatMess
 
 
 def shows_late_system(messages: Sequence[ChatMessage], text: str) -> bool:
-    """Whether `text` has the words of all system turns besides the first turn, with whatever blanks between them."""
+    """Whether `text` has the words of all system turns after the first turn, with any whitespace between them."""
     shown = "".join(text.split())
     return all("".join(message.content.split()) in shown for message in messages[1:] if message.role == "system")
