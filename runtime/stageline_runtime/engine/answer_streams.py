@@ -1,6 +1,6 @@
-"""The way back of every request: its tokens as events to the sink that it was submitted with, counted on that way.
+"""Delivers each request's tokens as events to the sink that it was submitted with, and counts them.
 
-A sink gets exactly one EndEvent or FailEvent, and nothing after it.
+A sink gets exactly one EndEvent or FailEvent, and no event after it.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ class AnswerStreams:
         self._tracing = tracing
         self._streams: dict[str, _Stream] = {}
         self.prompt_tokens_total = 0
-        """Of requests that got as far as their first row."""
+        """Sum over the requests that reached their first row."""
         self.generation_tokens_total = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -122,7 +122,7 @@ class AnswerStreams:
             stream.sink(FailEvent(message, is_final, is_suspect, was_waiting))
 
     def found_cached(self, request_id: str, num_tokens: int) -> None:
-        """So much of a request's prompt was cached: said with its next token."""
+        """`num_tokens` of a request's prompt were cached: reported with its next token."""
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.cached_tokens = num_tokens

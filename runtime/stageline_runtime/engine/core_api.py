@@ -1,8 +1,8 @@
-"""What the engine's HTTP edge asks of the engine's core: submit, abort, look, drain.
+"""The interface of the engine's core for its HTTP edge: submit, abort, inspect, drain.
 
-Text lives on the edge's side, token ids on the core's: the core stops a request at a stop token or at its token limit,
-the edge stops it at a stop string by `abort`. A submitted request's sink gets exactly one `EndEvent` or `FailEvent`,
-and that last.
+The edge handles text, the core token ids: the core stops a request at a stop token or at its token limit, the edge
+stops it at a stop string by `abort`. A submitted request's sink gets exactly one `EndEvent` or `FailEvent`, as its
+last event.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class AdmittedRequest:
     stop_token_ids: frozenset[int]
     """Ids that end the output; end-of-sequence ids are among them unless `ignore_eos`."""
     stop: tuple[str, ...] = ()
-    """Strings that end the output: the edge's matter, for the core knows no text."""
+    """Strings that end the output: checked by the edge, since the core handles no text."""
     tool_call_format: ToolCallFormat | None = None
     """How the answer writes tool calls, for readers of its text."""
     thoughts: ThoughtStart | None = None
@@ -73,9 +73,8 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
-    """Log probabilities of the next tokens of the prompt, where they were asked for: each token but the first comes
-    once, in order, and before any `TokenEvent`.
-    """
+    """Log probabilities of the next prompt tokens, if requested: each token except the first appears once, in order,
+    and before any `TokenEvent`."""
 
     report: PromptReport
 
@@ -143,5 +142,5 @@ class EngineCoreApi(Protocol):
         ...
 
     def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
-        """Exposition in the format that the header `accept` asks for, and its content type."""
+        """Metrics in the format that the header `accept` requests, and their content type."""
         ...

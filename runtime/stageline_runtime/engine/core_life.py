@@ -1,6 +1,7 @@
-"""What every engine core has, whatever computes: its phase, its open answers, its drain, and its account of itself.
+"""The common base of all engine cores: phase, open answers, drain and status.
 
-A core admits requests in one phase only. A drain ends when the last answer has, a lost group fails all of them at once.
+A core admits requests in one phase only. A drain ends when the last answer has ended; a lost group fails all
+answers at once.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ class CoreLife(ABC):
     needs_step_plans = True
     """Whether the engine sends its stages each step. Otherwise they never wait for the engine."""
     stages_prepare_guides = True
-    """Whether the last stage compiles a grammar beside its steps when it is asked to."""
+    """Whether the last stage compiles a grammar beside its steps on request."""
     stalled_words = "no plan finished"
     """Names the missed event in a watchdog's message."""
     adapters: frozenset[str] = frozenset()
@@ -82,7 +83,7 @@ class CoreLife(ABC):
         self.weights: Callable[[], str] = lambda: ""
         """Digest of what all stages hold."""
         self._send: Callable[[ToStage], None] = lambda _message: None
-        """To all stages, once the group stands."""
+        """Sends to all stages, once the group is complete."""
         self.report_bug: Callable[[Exception], None] = _raise
         """Ends the group for an error that would otherwise only appear in the event loop's log."""
         self._pump_wanted = False
@@ -228,7 +229,7 @@ class CoreLife(ABC):
         return HeldPrefixes(keys=())
 
     def start_drain(self, asked_by: str = "POST /v1/drain") -> None:
-        """Admit nothing more; `drained` is set when the last stream has ended."""
+        """Admit no more requests; `drained` is set when the last stream has ended."""
         self.drain_asked_by = self.drain_asked_by or asked_by
         self.drain_asked.set()
         if self._phase is not Phase.FAILED:
@@ -243,7 +244,7 @@ class CoreLife(ABC):
             self.drained.set()
 
     def _check_room(self, request: AdmittedRequest) -> None:
-        """Raise the EngineRefusal, counted, that keeps a request from being taken now."""
+        """Raise and count the EngineRefusal if the request can't be accepted now."""
         try:
             self._refuse_unless_ready()
             if request.request_id in self._streams:

@@ -1,7 +1,7 @@
-"""Refusals: why a request isn't taken, as the one exception that the HTTP edge turns into an `EngineError` body.
+"""Refusals: the reason to reject a request, as the one exception that the HTTP edge converts to an `EngineError` body.
 
-`EngineRefusal` with a `retry_after_seconds` means "try again later"; `PromptError` means "never, until the request is
-changed" and names the field in OpenAI's vocabulary.
+`EngineRefusal` with a `retry_after_seconds` means "try again later"; `PromptError` means "never, until the request
+is changed" and names the field in OpenAI's vocabulary.
 """
 
 from stageline_api.engine_http import ContextExceeded, EngineError, ErrorCode

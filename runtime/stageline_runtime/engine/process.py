@@ -42,7 +42,7 @@ LINGER_SECONDS = 5
 WATCHDOG_GRACE_SECONDS = 5.0
 """Stages' own watchdogs name the operation that hangs, so they go first."""
 CAUSE_SECONDS = 2.0
-"""How long a failed warm-up waits for the stage that knows why."""
+"""How long a failed warm-up waits for the report of the stage that caused it."""
 HANG_SHARE = 0.9
 """Of the step limit: a stage's own watchdog ends it at the limit, and that may be what the engine sees."""
 

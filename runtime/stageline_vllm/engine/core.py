@@ -214,7 +214,7 @@ class VllmCore(CoreLife):
         self._want_pump()
 
     def _check_prompt(self, request: AdmittedRequest) -> None:
-        """Raise the PromptError, counted, for log probabilities of a prompt that vLLM would tell in too long a line."""
+        """Raise and count the PromptError if vLLM's line of prompt log probabilities would be too long."""
         if asks_for_prompt(request) and (most := most_answer_bytes(request)) > LINE_LIMIT_BYTES:
             self._metrics.requests.refused(ErrorCode.INVALID_VALUE)
             asked = request.sampling.num_top_prompt_logprobs
@@ -244,13 +244,13 @@ class VllmCore(CoreLife):
         return RequestLoad(len(self._running), waiting, room, self._max_running, self._figures.kv_usage)
 
     def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
-        """All series; what vLLM alone knows is as its own metrics had it up to `FIGURES_SECONDS` ago."""
+        """All series; those from vLLM's own metrics are up to `FIGURES_SECONDS` old."""
         self._streams.show_waiting()
         if not self._stands:
             return self._metrics.page(None, accept)
         figures = self._figures
         held = round(figures.kv_usage * figures.kv_blocks)
-        # vLLM counts blocks that it may find again as free, and doesn't tell them apart.
+        # vLLM counts reusable cached blocks as free, and doesn't count them separately.
         blocks = {"held": held, "free": figures.kv_blocks - held} if figures.kv_blocks else {}
         load = self.load()
         occupancy = Occupancy(running=load.running, waiting=load.waiting, kv_usage=figures.kv_usage, kv_blocks=blocks)

@@ -81,7 +81,7 @@ _EVENTS: Final = msgspec.json.Decoder(StreamEvent)
 
 
 class VllmAnswerError(Exception):
-    """vLLM said something that is no part of an answer; a sentence about it."""
+    """vLLM sent data that is not part of an answer; the message is a sentence about it."""
 
 
 def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable[int]) -> bytes:
@@ -153,7 +153,7 @@ def read_event(line: bytes) -> StreamEvent | None:
 
 
 def error_words(lines: Iterable[bytes]) -> str:
-    """The message in the body of a refusal, or the body's beginning."""
+    """The message in the body of a refusal, or the start of the body."""
     body = b"\n".join(lines)
     try:
         error = _EVENTS.decode(body).error

@@ -1,7 +1,7 @@
-"""One request at vLLM: asked over a connection of its own, its tokens delivered as they come, told how it ended.
+"""One request at vLLM: sent over its own connection, its tokens delivered as they arrive, its end reported.
 
-The task that runs it sleeps while tokens come. Cancelling that task closes the connection, which aborts the request
-inside vLLM. Exactly one end is delivered, unless the request was aborted: then none, for its stream has ended.
+The task that runs it sleeps between tokens. Cancelling that task closes the connection, which aborts the request
+inside vLLM. Exactly one end is delivered, or none if the request was aborted, since its stream has ended.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ class Generation:
         return exchange
 
     async def _ask_about_prompt(self) -> None:
-        """Tell log probabilities of the prompt; all that there is to an answer without output."""
+        """Deliver log probabilities of the prompt; they are the whole answer of a request without output."""
         lines = await self._ask_aside(prompt_body(self.request, self.number))
         if self._is_over:
             return

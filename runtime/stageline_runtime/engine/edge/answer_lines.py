@@ -48,8 +48,8 @@ _CHARACTER_BYTES = 6
 _TOKEN_ID_BYTES = 11
 """At most, with its comma: below 2**32."""
 QUEUED_WORD_SECONDS = 5.0
-"""How often a request that waits for a slot is said to, as long as the group begins steps: well within what a gateway
-allows a working engine to be silent."""
+"""Interval of keepalives to a request that waits for a slot while the group runs steps: well below the gateway's
+limit for a silent engine."""
 
 
 class AnswerLines:
@@ -244,11 +244,11 @@ class _Unwritten:
         self.end = event
 
     def next_prompt_piece(self) -> PromptPiece | None:
-        """The first piece of the prompt that waits; they stand before all output."""
+        """The first waiting piece of the prompt; prompt pieces precede all output."""
         return self._prompt.popleft() if self._prompt else None
 
     def next_delta(self) -> bytes | None:
-        """Output that waits, as much as is one line: of many log probabilities the beginning, and the text last."""
+        """Waiting output for one line: with many log probabilities only the first of them, and the text last."""
         if not self._deltas:
             return None
         delta, logprobs = self._deltas[0], self._logprobs

@@ -67,7 +67,7 @@ class _Stream:
 
 
 class ConnectionStreams:
-    """`wake` is called when something waits after nothing did, `on_parsed` when a long request has been parsed."""
+    """`wake` is called when the first stream begins to wait, `on_parsed` when a long request has been parsed."""
 
     def __init__(self, generation: Generation, wake: Callable[[], None], on_parsed: Callable[[], None]) -> None:
         self._generation = generation
@@ -76,7 +76,7 @@ class ConnectionStreams:
         self._streams: dict[int, _Stream] = {}
         self._waiting: OrderedDict[int, _Stream] = OrderedDict()
         self._unread: dict[int, bytes] = {}
-        """Requests of streams that are open and not begun, by their number, the oldest first."""
+        """Requests of open streams that are not started, by number, the oldest first."""
         self.unread_bytes = 0
         """Of those, and of those that are being parsed."""
         self._last_number = -1

@@ -1,7 +1,7 @@
-"""A request to generate, from its checked form to the core: its prompt is read, its guide made ready, its id noted.
+"""A request to generate, from its validated form to the core: reads its prompt, prepares its grammar, records its id.
 
-Both ways to ask, a request of its own and a line among many, go through here. Long prompts and chat templates are read
-in a worker thread, so that no client slows another's tokens. The core is used from the event loop only.
+Both kinds of request, single and multiplexed, use this module. Long prompts and chat templates are read in a worker
+thread, so that no client slows another's tokens. The core is used from the event loop only.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class ReadingThreads:
         self._for_bodies = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
 
     async def run(self, size: int, work: Callable[[], Done]) -> Done:
-        """`work` on so many characters or ids, off the event loop."""
+        """Run `work`, which costs `size` characters or ids, off the event loop."""
         threads = self._for_large if size > LARGE else self._for_rest
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 

@@ -84,6 +84,6 @@ def _param(fields: list[str | int]) -> str:
 
 
 def _shorten(value: object) -> str:
-    # However large the value is, its beginning alone is written out.
+    # Only the start of the value is formatted, however large it is.
     shown = repr(value[: MAX_SHOWN_CHARACTERS + 1]) if isinstance(value, str) else _BOUNDED.repr(value)
     return shown if len(shown) <= MAX_SHOWN_CHARACTERS else shown[:MAX_SHOWN_CHARACTERS] + "…"

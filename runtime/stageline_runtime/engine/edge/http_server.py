@@ -15,8 +15,8 @@ from stageline_api.http_connection import HttpConnection
 from stageline_runtime.termination import RuntimeFailure
 
 IDLE_SECONDS = 75
-"""How long a connection may stay without a request: longer than the gateway keeps one (30 s), so that it lets go first
-and never asks on a connection that is closing."""
+"""How long a connection may stay idle: longer than the gateway keeps one (30 s), so that the gateway closes it first
+and never sends on a connection that is closing."""
 
 
 class _Server(uvicorn.Server):

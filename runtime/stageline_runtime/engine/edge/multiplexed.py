@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 TURN_SECONDS: Final = 0.002
 """For so long the lines of a burst are obeyed in one turn of the event loop, so that their requests start together."""
 MAX_UNREAD_BYTES: Final = 4 * 1024 * 1024
-"""Of requests that were opened on a connection and not parsed; then nothing is read of it."""
+"""Limit for opened, unparsed requests of a connection; above it, reading pauses."""
 
 
 class MultiplexedConnections:
@@ -57,7 +57,7 @@ class MultiplexedAnswers(Response):
         self._connections = connections
         self._filled = asyncio.Event()
         self._opened = asyncio.Event()
-        """Something waits to be begun."""
+        """Set when an opened stream waits for its start."""
         self._begun = asyncio.Event()
         self._streams = ConnectionStreams(generation, self._filled.set, self._begun.set)
         self._ends_when_idle = False
@@ -87,7 +87,7 @@ class MultiplexedAnswers(Response):
                 raise end
 
     async def _write(self, send: Send) -> None:
-        # At once, so that the client knows it was let in.
+        # At once, so that the client knows that it was admitted.
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         streams = self._streams
         while streams or not self._ends_when_idle:
@@ -110,7 +110,7 @@ class MultiplexedAnswers(Response):
             self._streams.close_all()
         self.end_when_idle()
         while (await receive())["type"] != "http.disconnect":
-            pass  # Nothing of it counts any more.
+            pass  # Further data is discarded.
 
     async def _obey_all(self, receive: Receive) -> None:
         """Returns when the client has ended its body, or has left.

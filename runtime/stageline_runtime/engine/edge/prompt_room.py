@@ -26,10 +26,10 @@ class PromptRoom:
     held_bytes: int = 0
 
     def take(self, request: AdmittedRequest) -> int:
-        """Count what the request needs; returns the bytes, to `give_back` at its end.
+        """Reserve the request's bytes; returns them, for `give_back` at its end.
 
         Raises:
-            PromptError: it needs more than there is, naming `prompt_logprobs`.
+            PromptError: it needs more than the whole budget, naming `prompt_logprobs`.
             EngineRefusal: it needs more than is free now.
         """
         size_bytes = needed_bytes(request)
@@ -47,5 +47,5 @@ class PromptRoom:
         return size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """A request that took so much is over."""
+        """Release the bytes of a finished request."""
         self.held_bytes -= size_bytes

@@ -102,7 +102,8 @@ def _add_multiplexed(app: FastAPI, generation: Generation, connections: Multiple
 
 
 def _add_tokenize_routes(app: FastAPI, reader: PromptReader, threads: ReadingThreads, max_body_bytes: int) -> None:
-    """A prompt as generation would read it, and ids as text; neither asks the core, so both work in any phase."""
+    """Routes that tokenize a prompt as generation does, and decode ids; neither uses the core, so both work in any
+    phase."""
 
     def tokenize(asked: TokenizeRequest) -> Tokenized:
         token_ids = reader.tokenize(asked.prompt, asked.add_special_tokens)

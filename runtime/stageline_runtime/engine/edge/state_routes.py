@@ -25,7 +25,7 @@ class UnwelcomeError(Exception):
 def build_state_app(
     core: EngineCoreApi, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]
 ) -> FastAPI:
-    """The application of the port that asks for no key."""
+    """The application of the port without keys."""
     app = FastAPI(title="stageline engine's state", openapi_url=None, dependencies=[Depends(_check_page)])
     add_error_answers(app)
     add_state_routes(app, core)

@@ -145,7 +145,7 @@ class StageGroup:
 
     @property
     def weights(self) -> str:
-        """Digest of the weights that all stages hold; empty until one has said."""
+        """Digest of the weights that all stages hold; empty until one has reported it."""
         return next((hello.weights for _, hello in sorted(self._hellos.items()) if hello.weights), "")
 
     async def listen(self) -> None:
@@ -219,7 +219,7 @@ class StageGroup:
                 sampler.send_frame(frame)
 
     def connected_stages(self) -> GroupStages:
-        """The stages that have said hello and are still there, and where they answer."""
+        """The connected stages that have sent a hello, and their addresses."""
         return GroupStages(
             served_name=self.config.served_name,
             stage_count=self._contract.stage_count,
@@ -237,7 +237,7 @@ class StageGroup:
         return here is not None and first is not None and here.host == first.host
 
     def seconds_since_computing(self) -> float:
-        """Since a stage last said that it still computes a long plan."""
+        """Seconds since a stage last reported that it still computes a long plan."""
         return time.monotonic() - self._computed_at
 
     def expect_closing(self) -> None:

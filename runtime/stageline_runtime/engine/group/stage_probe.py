@@ -1,7 +1,7 @@
-"""What the engine asks the stages while they run: their clocks and newest plans, and what follows from the answers.
+"""The engine's probes of running stages: their clocks and newest plans, and the figures derived from the answers.
 
-One question per stage is out at a time, about one a second; a stage answers between two plans, so its runner's thread
-pays nothing for it. `StageClocks` and `LinkLatency` are pure: time is an argument.
+One probe per stage is in flight at a time, about one a second; a stage answers between two plans, so its runner's
+thread pays nothing for it. `StageClocks` and `LinkLatency` are pure: time is an argument.
 """
 
 import time
@@ -19,7 +19,7 @@ DRIFT_PARTS_PER_MILLION: Final = 30
 """Two clocks, each off by at most 15 ppm (RFC 5905 calls it PHI)."""
 PING_NANOSECONDS: Final = 1_000_000_000
 LOST_NANOSECONDS: Final = 10_000_000_000
-"""A stage that has not answered for so long is asked again."""
+"""A stage that has not answered for this long is probed again."""
 
 
 class StageProbe:
@@ -138,14 +138,14 @@ class Latencies:
     transfers: tuple[tuple[int, float], ...]
     """(receiving stage, seconds from the start of the send to the end of a receive that was already waited on)."""
     feedback: tuple[float, ...]
-    """Seconds from the last stage's send of a plan's sampled rows until the first stage has taken them."""
+    """Seconds from the last stage's send of a plan's sampled rows until the first stage has received them."""
 
 
 class LinkLatency:
-    """What the links between stages take, matched from the moments that both ends tell with each clock comparison.
+    """Latency of the links between stages, matched from the times that both ends report with each clock exchange.
 
-    A sample of the plans, each looked at once. Readings of two stages are compared on the engine's clock, so a latency
-    is wrong by up to the two clocks' error bounds.
+    A sample of the plans, each measured once. Readings of two stages are compared on the engine's clock, so a
+    latency is wrong by up to the two clocks' error bounds.
     """
 
     def __init__(self, stage_count: int) -> None:

@@ -14,7 +14,7 @@ from stageline_runtime.termination import RuntimeFailure
 
 
 def hellos_of_stages(hellos: Mapping[Place, Hello]) -> dict[int, Hello]:
-    """What each stage says: its first rank's hello, with what the rank with the least memory sees of it.
+    """Each stage's report: its first rank's hello, with the memory of the rank that has the least.
 
     Ranks of a stage are in one container, so they load the same files and share one machine.
     """

@@ -69,7 +69,7 @@ class BlockPool:
         return set(self._names)
 
     def name(self, cached: CachedBlock, name: str) -> None:
-        """A beginning of a prompt ends in this block."""
+        """A named prefix of a prompt ends in this block."""
         if name in cached.names:
             return
         if len(cached.names) == MAX_NAMES:

@@ -12,7 +12,7 @@ from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow
 from stageline_runtime.speculation.request_drafts import RequestDrafts
 
 MAX_DECODES_AHEAD = 2
-"""One sample in flight and one that waits on the bus for its feedback; more would only run dead rows."""
+"""One sample in flight and one that waits on the bus for its feedback; more would only produce stale rows."""
 NO_SLOT = -1
 
 
@@ -43,7 +43,7 @@ class Request:
     scheduled_inputs: int = 0
     """How many of these are already in plans, or were found in the cache."""
     samples_issued: int = 0
-    """Output tokens known when it got its slot, and samples asked for since, whether or not they are known yet."""
+    """Output tokens known when it got its slot, and samples requested since, known or not."""
     last_sample_seq: int = -1
     """The plan that samples the newest token; the next decode runs only after its feedback."""
     fill_sent: bool = False
@@ -79,7 +79,7 @@ class Request:
 
     @property
     def awaits_reports(self) -> bool:
-        """Whether log probabilities of prompt tokens are asked for and not known yet."""
+        """Whether log probabilities of prompt tokens are requested and not known yet."""
         return self.sampling.num_top_prompt_logprobs is not None and self.prompt_told < len(self.prompt)
 
     @property
@@ -173,7 +173,7 @@ class Request:
     def take(self, row: SampledRow) -> tuple[int, ...]:
         """Account for a sampled row; returns its tokens.
 
-        What follows a stop token among the drafts was never asked for: it is no token of the request.
+        Drafts after a stop token are dropped: they are not part of the request's output.
         """
         if self.verifying is None:
             self.output.append(row.token)
@@ -204,8 +204,8 @@ class Request:
 class WaitingQueue:
     """Requests without a slot, in the order in which they get one: by priority, then by arrival.
 
-    The first one is never passed over for one that would fit sooner, so a long prompt is not starved by short ones. A
-    request that lost its slot comes back to its old place, before all of its priority that came after it.
+    The first request is never skipped for one that would fit sooner, so short prompts don't starve a long one. A
+    request that lost its slot returns to its old place, before all later arrivals of its priority.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ class Scheduler:
         self._arrivals = 0
         self._next_seq = 0
         self.num_steps = 0
-        """Plans with rows made so far. It stands still when plans don't finish, for few are in flight at a time."""
+        """Plans with rows made so far. It stops rising when plans don't finish, since few are in flight at a time."""
         self._feedback_through = -1
         self._unfinished: deque[int] = deque()
         self._first_rows: list[FirstRow] = []
@@ -127,7 +127,7 @@ class Scheduler:
         return request_id in self._slots.running
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request at once; rows of it that are in flight run dead. False when it isn't known."""
+        """Drop a request at once; its rows in flight become stale. False when it isn't known."""
         running = self._slots.running.get(request_id)
         if running is not None:
             self._release(running)

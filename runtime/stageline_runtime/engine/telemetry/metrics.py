@@ -45,7 +45,7 @@ class EngineMetrics:
         self.registry.gauge(names.ENGINE_BUILD_INFO).labels(model_name, stageline_version()).set(1)
 
     def cache_sized(self, size: CacheSize) -> None:
-        """The stages have said how much memory they have."""
+        """The stages have reported how much memory they have."""
         for stage, tokens in enumerate(size.room_tokens):
             self._kv_room.labels(self._model_name, str(stage)).set(tokens)
 

@@ -114,7 +114,7 @@ class TracedRequests:
             del self._reports[times.seq]
 
     def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
-        """Hand the request on, now or when its stages have told all."""
+        """Pass the trace on, now or when its stages have reported all its steps."""
         trace.outcome, trace.ended_nanoseconds = outcome, time.perf_counter_ns()
         del self._live[trace.request.request_id]
         self._unwatch(trace)

@@ -108,7 +108,7 @@ class ChatTemplate:
         return name in self._variables
 
     def takes_effort(self, effort: str) -> bool:
-        """Whether the template can tell the model to think so much."""
+        """Whether the template can request this reasoning effort from the model."""
         return "reasoning_effort" in self._variables or (effort == "none" and "enable_thinking" in self._variables)
 
     def shows_system(self) -> bool:
@@ -387,7 +387,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(time_format: str) -> str:
-    # Local time, as in transformers: "today" in a system prompt is the day where the server stands.
+    # Local time, as in transformers: "today" in a system prompt is the server's date.
     return datetime.now().strftime(time_format)
 
 

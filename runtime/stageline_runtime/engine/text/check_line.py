@@ -21,7 +21,7 @@ from stageline_runtime.engine.errors import EngineRefusal
 START_LIMIT_SECONDS: Final = 120.0
 """Until the child has read the tokenizer."""
 _STOP_LIMIT_SECONDS: Final = 5.0
-"""Until the child says that the fork which was killed has ended."""
+"""Limit until the child reports that the killed fork has ended."""
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 2.0
 

@@ -1,7 +1,7 @@
-"""How long reading a prompt takes, told before it is rendered or tokenized.
+"""Estimates how long reading a prompt takes, before it is rendered or tokenized.
 
-A template may write tools and arguments of calls in lines, indented by their depth: each value counts with its depth,
-not by its text alone. Counting stops at a limit, because it is done on the event loop.
+A template may write tools and call arguments as indented lines: each value counts with its depth, not by its text
+alone. Counting stops at a limit, because it runs on the event loop.
 """
 
 import re

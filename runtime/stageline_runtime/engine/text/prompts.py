@@ -1,8 +1,8 @@
 """Turns a `GenerateRequest` into an `AdmittedRequest`: renders, tokenizes, and checks everything a stage relies on.
 
-What leaves here can't fail in a stage: every id has an embedding row, the prompt is not empty, and prompt plus output
-fit the context. What can't be served is refused with the field, the value and the rule. Whether a JSON schema can guide
-an answer is not asked here, since it may take too long: that is `schema_check`'s.
+An admitted request can't fail in a stage: every id has an embedding row, the prompt is not empty, and prompt plus
+output fit the context. An invalid request is refused with the field, the value and the rule. `schema_check` checks
+JSON schemas instead, since that may take too long here.
 """
 
 import math

@@ -1,8 +1,8 @@
-"""System turns for templates that refuse them, or leave them out. Pure.
+"""System turns for templates that refuse or omit them. Pure.
 
-Agents send reminders as `system` or `developer` turns at any place. Most templates write such turns as they are; some
-allow one at the beginning alone, some none, some pass them over without a word, and many demand that user and assistant
-alternate. Their models read the words in a turn of the user.
+Agents send reminders as `system` or `developer` turns at any place. Most templates write such turns unchanged. Some
+allow only an initial one, some none, some omit them silently, and many demand that user and assistant alternate.
+For their models the text is moved to a user turn.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
-"""A prompt's tokens as an answer tells them: each once and in order, with log probabilities where these are asked for.
+"""A prompt's tokens as an answer reports them: each once and in order, with log probabilities if requested.
 
-They wait as they came from the last stage, packed, and become objects a piece at a time, when it is their turn to be
-written: twenty alternatives a token are a hundred times as much as objects. Pure.
+They stay packed, as the last stage sent them, and become objects one piece at a time when they are written: with
+twenty alternatives a token, objects take a hundred times as much. Pure.
 """
 
 from collections.abc import Iterator
