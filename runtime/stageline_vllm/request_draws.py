@@ -1,7 +1,7 @@
-"""What the engine container tells the logits processor of one request's draws, inside vLLM's own `extra_args`.
+"""One request's draw parameters, from the engine container to the logits processor, inside vLLM's own `extra_args`.
 
-A request that has them runs at `temperature: 0` with all of vLLM's own sampling left at what changes nothing: the
-processor alone decides its token. A request without them is vLLM's: plain greedy. Free of torch and of vllm.
+A request with them runs at `temperature: 0` with vLLM's own sampling parameters neutral: the processor alone
+decides its token. For a request without them vLLM samples greedily. Free of torch and of vllm.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     version: int
     number: int
-    """Tells requests of one engine apart, also a later one of the same id."""
+    """Distinguishes requests of one engine, even a later one with the same id."""
     sampling: RequestSampling
     """`num_prompt_tokens` is a position in vLLM's prompt: later ids were generated before."""
     eos_token_ids: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ class Seam:
     attributes_in_source: tuple[str, ...] = ()
     """Of a class: attributes that its own code sets on `self`."""
     phrases: tuple[str, ...] = ()
-    """Of a module: words that it writes, into its log or its metrics."""
+    """For a module: phrases that it writes into its log or its metrics."""
 
 
 DEFAULTED_VARIABLES: Final = frozenset(

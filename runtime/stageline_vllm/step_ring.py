@@ -63,7 +63,7 @@ class StepRingReader:
         return sorted(step for _, step in self._at(range(RING_STEPS)))
 
     def steps_until(self, last: int, count: int) -> list[Step]:
-        """Of the `count` steps that end with number `last` those that are kept, oldest first. No other is looked at."""
+        """The stored ones of the `count` steps up to number `last`, oldest first. No other step is read."""
         numbers = range(max(1, last - min(count, RING_STEPS) + 1), last + 1)
         return [step for number, step in self._at(numbers) if step.seq == number]
 

@@ -44,12 +44,12 @@ class InstalledVllm:
 
     @property
     def needs_alias(self) -> bool:
-        """Does vLLM's command line not find its own metadata? It asks for `vllm`, however its wheel is called."""
+        """Whether vLLM's command line lacks its own metadata: it looks up `vllm`, whatever the name of its wheel."""
         return self.distribution != "vllm"
 
     @property
     def alias_version(self) -> str:
-        """The version to give under the name `vllm`. vLLM knows by `+cpu` in it that it was built for a CPU."""
+        """The version for the name `vllm`. vLLM detects a CPU build by `+cpu` in it."""
         is_cpu = "cpu" in self.distribution and "cpu" not in self.version
         return f"{self.version}+cpu" if is_cpu else self.version
 

@@ -129,7 +129,7 @@ class Clock:
     steps_done: int
     """Steps with tokens, as far as this worker is concerned. Must advance while requests are unfinished."""
     unfinished_requests: int
-    """Requests that the worker knows of and that the scheduler hasn't told it are over."""
+    """Requests that the worker knows and that the scheduler has not reported finished."""
     spent_nanoseconds: tuple[int, ...]
     """By `State`; the running state up to `since_nanoseconds` only."""
 
@@ -228,8 +228,10 @@ class WorkerStateWriter:
         steps: tuple[int, int, int],
         spent_nanoseconds: Sequence[int],
     ) -> None:
-        """The fields of `Clock`, not put into one first: this happens a dozen times a step. `steps`: begun, done and
-        unfinished requests."""
+        """The fields of `Clock`, passed without building one: this happens a dozen times a step.
+
+        `steps`: begun, done and unfinished requests.
+        """
         self._clock.publish(started_nanoseconds, since_nanoseconds, state, operation, *steps, *spent_nanoseconds)
 
     def publish_counters(self, counters: Counters) -> None:
@@ -302,13 +304,13 @@ class WorkerStateError(Exception):
 
 
 def _newest(mapped: mmap.mmap, at: int, form: struct.Struct) -> tuple[Any, ...] | None:
-    """The section's newest whole slot. None only when nothing was ever published.
+    """The section's newest intact slot. None only before the first publication.
 
-    At most one slot is being written at any time. Should the writer be twice as fast as this reader, both slots read
-    half: then again.
+    At most one slot is being written at any time. If the writer is twice as fast as this reader, both slots may be
+    torn: then it reads again.
 
     Raises:
-        WorkerStateError: neither slot was whole, however often it was read.
+        WorkerStateError: neither slot was intact in any attempt.
     """
     for _ in range(_READ_ATTEMPTS):
         slots = [mapped[begin : begin + form.size] for begin in (at, at + _slot_size(form))]

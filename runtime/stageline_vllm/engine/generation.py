@@ -160,8 +160,8 @@ class Generation:
     async def _ask_for_grammar(self) -> None:
         """Wait until vLLM's worker has compiled the grammar.
 
-        Raises TimeoutError: it has said for too long that it hasn't. How long it takes to say so, as vLLM has other
-        things to do, counts as any wait for vLLM.
+        Raises TimeoutError if the worker keeps answering for too long that it has not. The time that vLLM takes for such
+        an answer counts as any wait for vLLM.
         """
         body = grammar_body(self.request, self.number, self._server.eos_token_ids)
         until: float | None = None
@@ -175,7 +175,7 @@ class Generation:
                 raise TimeoutError
 
     async def _ask_aside(self, body: bytes) -> list[bytes]:
-        """What vLLM answers to a request that is no stream; once it has refused it, this one is over."""
+        """vLLM's answer to an unstreamed request; if vLLM refuses it, this request has ended."""
         lines: list[bytes] = []
         exchange = await self._open(lambda _status, line: lines.append(line))
         self._server.ask(exchange, body)

@@ -32,7 +32,7 @@ class WorkersGrammars:
         self._most_begun_since = MAX_KEPT - 2 * max_running
         self._num_begun = 0
         self._used: OrderedDict[str, int] = OrderedDict()
-        """The number of the latest guided answer by schema that is known to have used it."""
+        """By schema, the number of the latest answer with structured output that is known to have used it."""
 
     def begin(self) -> int:
         """An answer with structured output begins; returns its number."""

@@ -14,7 +14,7 @@ from stageline_runtime.plan_bus.prompt_report import PromptReport, packed
 from stageline_vllm.engine.generate_words import Choice, VllmAnswerError, asked_of
 
 LOWEST: Final = -9999.0
-"""OpenAI's word for "next to impossible", for which vLLM may write null."""
+"""OpenAI's value for "next to impossible"; vLLM may write null for it."""
 ENTRY_BYTES: Final = 128
 """More than vLLM writes of a token, or of one of its alternatives."""
 
@@ -60,10 +60,10 @@ def prompt_body(request: AdmittedRequest, number: int) -> bytes:
 
 
 def read_prompt(lines: Iterable[bytes], request: AdmittedRequest) -> tuple[PromptReport, int]:
-    """Log probabilities of the prompt's tokens that weren't told before, and the token that vLLM drew.
+    """Log probabilities of the prompt tokens that weren't reported before, and the token that vLLM drew.
 
     Raises:
-        VllmAnswerError: they are not there.
+        VllmAnswerError: the answer lacks them.
     """
     try:
         answer = _ANSWERS.decode(b"\n".join(lines))

@@ -1,7 +1,7 @@
-"""One POST to vLLM's server on a connection of its own, its answer handed over line by line as it comes.
+"""One POST to vLLM's server on its own connection; it delivers the answer line by line as it arrives.
 
-On a bare protocol, because every token of every answer passes here: a line is taken in the turn that read it, and no
-task is woken for it. Closing the exchange breaks the connection, and that aborts the request inside vLLM.
+Uses a bare protocol, because every token of every answer passes here: a line is processed in the turn that read it,
+without waking a task. Closing the exchange breaks the connection, which aborts the request inside vLLM.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class VllmExchange(asyncio.Protocol):
         """Wait for the answer's end; returns its status.
 
         Raises:
-            VllmUnreachableError: the connection broke before it, or what answers does not speak HTTP.
+            VllmUnreachableError: the connection broke before it, or the server does not speak HTTP.
         """
         await self._ended
         return self._reader.status

@@ -111,7 +111,7 @@ class _Row:
     """One request: its parameters, the output followed so far, and vLLM's view of its ids."""
 
     def __init__(self, draws: RequestDraws, slot: SlotSampling, grammars: JsonGrammars | None = None) -> None:
-        """`grammars` are those of the slot's guide."""
+        """`grammars` are those of the slot's grammar walk."""
         self.slot = slot
         self._grammars = grammars
         self._eos_token_ids = draws.eos_token_ids
@@ -120,7 +120,7 @@ class _Row:
         self._prompt: list[int] = []
         self._output: list[int] = []
         self._followed: int | None = None
-        """Output tokens that history has taken; None before it took the prompt."""
+        """Output tokens added to the history; None before the prompt was added."""
 
     def show(self, prompt: list[int], output: list[int]) -> None:
         self._prompt, self._output = prompt, output
@@ -175,7 +175,7 @@ class _Row:
 
 
 def _leave(token: int, logits: Tensor) -> None:
-    """Nothing but this one."""
+    """Mask all logits except this token's."""
     logits.fill_(float("-inf"))
     logits[token] = 0.0
 

@@ -24,5 +24,5 @@ def register() -> None:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent.pid:
-        # It ended before it could be asked for.
+        # The parent ended before the signal was requested.
         os.kill(os.getpid(), signal.SIGKILL)

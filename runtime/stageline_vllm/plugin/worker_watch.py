@@ -1,8 +1,8 @@
-"""One worker's clock, told by the calls that `state_clock` wraps.
+"""One worker's clock, driven by the calls that `state_clock` wraps.
 
-Holds what those calls have in common: the kind of the step under way, to which a transfer returns when it is over, and
-how changes get their moments (`marks`). Outside of a step a transfer isn't counted: warm-up and compilation exchange
-tensors too.
+Holds the state that those calls share: the kind of the current step, to which a transfer returns when it ends, and
+how changes get their times (`marks`). Outside of a step a transfer isn't counted, because warm-up and compilation
+exchange tensors too.
 """
 
 import threading
@@ -125,7 +125,7 @@ class WorkerWatch:
             self._enter(state, operation)
 
     def in_forward(self) -> None:
-        """The transfer is over."""
+        """The transfer has ended."""
         if self._kind is not None:
             self._enter(self._kind, Operation.FORWARD)
 
@@ -160,7 +160,7 @@ class _TimedHandle:
 
     def wait(self) -> None:
         if self._handle.is_completed():
-            self._handle.wait()  # no time goes by, and most sends are long over by then
+            self._handle.wait()  # takes no time, and most sends have long ended by then
             return
         with self._watch.sending():
             self._handle.wait()

@@ -1,4 +1,4 @@
-"""vLLM as a child process: its log passed on line by line, its first words of failure kept, its end in a bounded time.
+"""vLLM as a child process: forwards its log, keeps its first failure message, ends it in a bounded time.
 
 The child stays in the supervisor's process group, so that a node that kills the container kills all of it.
 """
@@ -91,7 +91,7 @@ class VllmChild:
         self._words.look(steps_done, time.monotonic())
 
     def end(self, grace_seconds: float, others: Iterable[int] = ()) -> None:
-        """SIGTERM, and SIGKILL for it and the `others` (process ids of its workers) once the grace is over."""
+        """SIGTERM, then SIGKILL for it and the `others` (process ids of its workers) after the grace period."""
         if self._process.poll() is None and grace_seconds > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,7 +115,7 @@ def is_running(pid: int) -> bool:
 
 
 def descriptor_of_end(pid: int) -> int | None:
-    """Can be read once the process has ended, whosever child it is. None: it has, or the kernel knows no such thing."""
+    """Becomes readable once the process has ended, for any process. None: it has ended, or the kernel lacks support."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -48,7 +48,7 @@ def _is_argument(word: str) -> bool:
 
 
 def _code_of(config: Path) -> Iterator[str]:
-    """Files, or `REPOSITORY--FILE`; none for a config that isn't there or can't be read, which vLLM speaks of."""
+    """Files, or `REPOSITORY--FILE`; none for a missing or unreadable config, which vLLM reports."""
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -93,7 +93,7 @@ class Forgetting:
 class _Said:
     words: str
     seen: tuple[int, float] | None = None
-    """Steps done and time at the first look after it was said."""
+    """Steps done and time at the first check after it was logged."""
 
 
 MOST_KEPT: Final = 64
@@ -224,7 +224,7 @@ class NodeEnd:
     kernel_kills: int = 0
     """Processes of this container that the kernel ended since the start, for want of memory."""
     worker_vanished: bool = False
-    """The worker was gone while its node stood: the node was ended for that."""
+    """The worker was gone while its node ran: the node was ended for that."""
     engine_died: bool = False
     """The node's engine had failed before, and ended its worker."""
     adapter_failed: bool = False

@@ -74,8 +74,11 @@ LOOK_SECONDS: Final = 0.1
 NOTE_SECONDS: Final = 1.0
 HEALTH_ANSWER_SECONDS: Final = 2.0
 VANISHED_SECONDS: Final = 0.3
-"""How long the end of a worker may stand unexplained. Its last words are in the log before it ends, and its node's once
-that has noticed; without any it was killed. One that failed has written down why, and has this long for its log."""
+"""How long a worker's end may stay unexplained.
+
+Its last messages are logged before it ends, and its node's once the node notices; without any it was killed. A worker
+that failed has recorded why, and has this long for its log.
+"""
 DYING_SECONDS: Final = 60.0
 """How long vLLM may take from its own limit for a step to its end."""
 CONSEQUENCE_SECONDS: Final = 5.0
@@ -115,7 +118,7 @@ class Supervisor:
         self._noted = 0.0
 
     def run(self) -> ExitCode:
-        """Live until the engine says to shut down (0) or something fails (the code of its class)."""
+        """Run until the engine requests shutdown (0) or a failure occurs (the exit code of its class)."""
         signal.signal(signal.SIGTERM, self._on_terminate)
         try:
             metrics = FreshMetrics(self._progress, self._contract.config.served_name)
@@ -235,7 +238,7 @@ class Supervisor:
             self._progress.timeline.note()
 
     def _await_ready(self, bus: StageBus, child: VllmChild) -> None:
-        """Tell the engine once all workers of this stage are ready, and in stage 0 vLLM's server too."""
+        """Notify the engine once all workers of this stage are ready, and in stage 0 vLLM's server too."""
         if self._progress.phase not in (Phase.LOADING, Phase.WARMING):
             return
         phase = self._workers.phase()
@@ -309,7 +312,8 @@ class Supervisor:
             ask_to_drain(bus, self._progress)
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        """First SIGTERM asks the engine to drain the group; before there is an engine, or the second time, end."""
+        """The first SIGTERM asks the engine to drain the group; before there is an engine, or the second time, it
+        ends."""
         if self._drain_asked or self._bus is None:
             self._end_child(0.0)
             os._exit(ExitCode.DRAINED)

@@ -31,7 +31,7 @@ class Scratch:
         self._lock = _locked_file(self.path)
 
     def remove(self) -> None:
-        """The directory with all it holds; a second time does nothing."""
+        """Remove the directory and its content; idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -50,7 +50,7 @@ def remove_abandoned(parent: Path) -> list[Path]:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    """Raises OSError where that can't be said."""
+    """Raises OSError where that can't be determined."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         return False

@@ -17,7 +17,7 @@ from stageline_runtime.termination import RuntimeFailure
 from stageline_vllm.worker_state import Operation, State, WorkerState
 
 BYSTANDER_SECONDS: Final = 3.0
-"""How much later a worker that waits for another stage or for the scheduler speaks."""
+"""Extra delay before a worker that waits for another stage or for the scheduler is reported."""
 WAIT_FOR_FEEDBACK: Final = "wait for feedback"
 
 

@@ -121,7 +121,7 @@ def node_environment(
         "VLLM_RPC_BASE_PATH": str(scratch),
         "VLLM_CACHE_ROOT": str(scratch / "vllm-cache"),
         "HOME": str(scratch),
-        "USER": "stageline",  # torch asks for a name, and a container's user may have none
+        "USER": "stageline",  # torch needs a user name, and a container's user may have none
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor-cache"),
         "TRITON_CACHE_DIR": str(scratch / "triton-cache"),
         **_interface(contract),
