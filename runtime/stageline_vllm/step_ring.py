@@ -68,7 +68,7 @@ class StepRingReader:
         return [step for number, step in self._at(numbers) if step.seq == number]
 
     def _at(self, numbers: range) -> Iterator[tuple[int, Step]]:
-        """What is whole in the places of these steps, which may be others than they."""
+        """The intact records in the slots of these steps; a slot may hold another step."""
         if self._map is None:
             try:
                 with self._path.open("rb") as file:

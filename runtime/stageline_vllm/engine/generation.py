@@ -160,7 +160,7 @@ class Generation:
     async def _ask_for_grammar(self) -> None:
         """Wait until vLLM's worker has compiled the grammar.
 
-        Raises TimeoutError if the worker keeps answering for too long that it has not. The time that vLLM takes for such
+        Raises TimeoutError if the worker keeps answering for too long that it has not. The time until vLLM sends such
         an answer counts as any wait for vLLM.
         """
         body = grammar_body(self.request, self.number, self._server.eos_token_ids)

@@ -111,7 +111,7 @@ class _Row:
     """One request: its parameters, the output followed so far, and vLLM's view of its ids."""
 
     def __init__(self, draws: RequestDraws, slot: SlotSampling, grammars: JsonGrammars | None = None) -> None:
-        """`grammars` are those of the slot's grammar walk."""
+        """`grammars` is the source of the slot's grammar."""
         self.slot = slot
         self._grammars = grammars
         self._eos_token_ids = draws.eos_token_ids
