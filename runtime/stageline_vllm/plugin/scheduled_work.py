@@ -1,8 +1,8 @@
 """Translates a step of vLLM's scheduler for the state clock: its kind, its rows, its unfinished requests.
 
 Read from `SchedulerOutput` alone, which every worker receives: a request is known from the step that adds it until
-the step that reports it finished. vLLM reports the last finished request in a step without tokens, so a worker
-knows when no request is left and can separate starved from idle waits without a query.
+the step that reports it finished. vLLM reports the last finished request in a step without tokens. So a
+worker knows when no request is left and can separate starved from idle waits without a query.
 """
 
 from operator import add

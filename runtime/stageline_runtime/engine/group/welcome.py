@@ -331,9 +331,9 @@ def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> Tr
 def choose_graphs(
     asked: str, hellos: Mapping[int, Hello], model: ModelConfig, *, dtype: str, ranks: int = 1
 ) -> GraphMode:
-    """The fullest graph mode that the group supports. `auto` selects none where a stage runs on the CPU, for a mixture
-    of experts that some stage's device would wait for, and where a stage has several `ranks`, since their exchanges
-    can't be captured.
+    """The fullest graph mode that the group supports. `auto` selects none where a stage runs on the CPU and for a
+    mixture of experts that some stage's device would wait for. It also selects none where a stage has several `ranks`,
+    since their exchanges can't be captured.
 
     Raises:
         RuntimeFailure: class BadConfig, when graphs are requested and a stage runs on the CPU.
