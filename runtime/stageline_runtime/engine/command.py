@@ -1,9 +1,10 @@
 """Runs the engine of one group; the entry point of the `stageline engine` container.
 
-Where stages use all cores, a step's results wake the engine on the core of the stage that reports them. A normal process may preempt that stage, which then sends its
-hidden states late. The plan that the engine makes then isn't needed before the next step ends. A waking SCHED_BATCH thread never preempts a SCHED_OTHER thread: it runs when the
-core is idle or the other's time slice ends, a few milliseconds later at most, and gets the same share of time
-(sched(7)). On a machine with a spare core this changes nothing.
+Where stages use all cores, a step's results wake the engine on the core of the stage that reports them. A normal
+process may preempt that stage, which then sends its hidden states late. The plan that the engine makes in that time
+isn't needed before the next step ends. A waking SCHED_BATCH thread never preempts a SCHED_OTHER thread: it runs
+when the core is idle or the other's time slice ends, a few milliseconds later at most. It gets the same share of
+time (sched(7)). On a machine with a spare core this changes nothing.
 """
 
 import asyncio
