@@ -11,8 +11,10 @@ from typing import Final
 from stageline_api import ports
 
 RENDEZVOUS_PORTS: Final = 2999
-"""How many groups one machine can tell apart; all below the ports that a system hands out. The contract's own port is
-none of them: who listens there on all addresses takes it from every pod of the machine."""
+"""How many groups on one machine get distinct ports; all lie below the system's ephemeral ports.
+
+The contract's own port is excluded: a listener on it for all addresses takes it from every pod of the machine.
+"""
 
 
 def http_host(pod_ip: str) -> str:
@@ -21,7 +23,7 @@ def http_host(pod_ip: str) -> str:
 
 
 def http_url(pod_ip: str) -> str:
-    """Base URL of vLLM's server, for who is in stage 0's pod."""
+    """Base URL of vLLM's server, for processes in stage 0's pod."""
     host = http_host(pod_ip)
     return f"http://[{host}]:{ports.VLLM_HTTP}" if ":" in host else f"http://{host}:{ports.VLLM_HTTP}"
 
@@ -34,7 +36,7 @@ def rendezvous_port(master_address: str, given: int = ports.RENDEZVOUS) -> int:
 
 
 def network_interface(pod_ip: str, given: str | None) -> str | None:
-    """Interface that gloo and NCCL are told to take; None leaves it to them, who take that of the host's name."""
+    """Interface for gloo and NCCL; None lets them use the interface of the host's name."""
     return "lo" if given is None and _is_loopback(pod_ip) else given
 
 

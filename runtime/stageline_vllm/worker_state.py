@@ -1,14 +1,14 @@
-"""The file by which a vLLM worker tells its supervisor what it does: one writer, any number of readers.
+"""The file in which a vLLM worker publishes its state for its supervisor: one writer, any number of readers.
 
-The worker maps the file and publishes three sections, each whenever it changes: its life (phase, what it holds), its
-clock (state, operation, seconds spent) and its counters. A section has two slots, written in turn, each with a sequence
-number and a checksum over all of it. A reader takes the newest slot whose checksum is right, so it never sees half of a
-publication, and a worker that is killed while it writes leaves the publication before. Nobody waits for anybody: the
-writer makes no system call, and the reader needs nothing of the writer, so that a worker that hangs is still read.
+The worker maps the file and publishes three sections, each whenever it changes: its life (phase, memory held), its
+clock (state, operation, seconds spent) and its counters. A section has two slots, written alternately, each with a
+sequence number and a checksum over all of it. A reader takes the newest slot with a valid checksum, so it never
+sees half of a publication; a worker killed during a write leaves the previous publication. Neither side waits: the
+writer makes no system call, and the reader needs nothing from the writer, so a hung worker can still be read.
 
-Seconds are nanoseconds of the host's monotonic clock; the running state is read up to the moment of reading, so the
-states sum to the time since the worker's clock began, at whatever moment they are read. Only numbers and one short text
-are in the file; nothing in it is evaluated.
+Seconds are nanoseconds of the host's monotonic clock. The running state is extended to the moment of reading, so
+the states always sum to the time since the worker's clock began. Only numbers and one short text are in the file;
+no content is evaluated.
 """
 
 import mmap
@@ -127,9 +127,9 @@ class Clock:
     operation: Operation
     steps_begun: int
     steps_done: int
-    """Steps with tokens, as far as this worker is concerned. What has to advance while requests are unfinished."""
+    """Steps with tokens, as far as this worker is concerned. Must advance while requests are unfinished."""
     unfinished_requests: int
-    """Requests that the worker knows of and that the scheduler hasn't told it are over."""
+    """Requests that the worker knows and that the scheduler has not reported finished."""
     spent_nanoseconds: tuple[int, ...]
     """By `State`; the running state up to `since_nanoseconds` only."""
 
@@ -148,10 +148,10 @@ class Counters:
     tokens: tuple[int, ...] = (0, 0, 0, 0)
     busy_nanoseconds: tuple[int, ...] = (0, 0, 0, 0)
     step_seconds: tuple[tuple[int, ...], ...] = ((0,) * (len(STEP_BOUNDS) + 1),) * 4
-    """Steps by kind and by bucket of `STEP_BOUNDS` (not cumulative), the last one for what is above all bounds."""
+    """Steps by kind and by bucket of `STEP_BOUNDS` (not cumulative); the last bucket is above all bounds."""
     hidden_bytes_sent: int = 0
     kv_tokens: int = 0
-    """Tokens of the unfinished requests whose keys and values lie in this worker's cache."""
+    """Tokens of the unfinished requests that have keys and values in this worker's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,7 @@ class WorkerStateWriter:
     """Owned by the worker; used by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file anew.
+        """Create the file, replacing an earlier one.
 
         Raises:
             OSError: the directory isn't there or can't be written to.
@@ -228,8 +228,10 @@ class WorkerStateWriter:
         steps: tuple[int, int, int],
         spent_nanoseconds: Sequence[int],
     ) -> None:
-        """The fields of `Clock`, not put into one first: this happens a dozen times a step. `steps`: begun, done and
-        unfinished requests."""
+        """The fields of `Clock`, passed without building one: this happens a dozen times a step.
+
+        `steps`: begun, done and unfinished requests.
+        """
         self._clock.publish(started_nanoseconds, since_nanoseconds, state, operation, *steps, *spent_nanoseconds)
 
     def publish_counters(self, counters: Counters) -> None:
@@ -239,7 +241,7 @@ class WorkerStateWriter:
 
 
 class _SectionWriter:
-    """Two slots in turn; the checksum is written last, so what is half written has a wrong one."""
+    """Writes two slots alternately; the checksum is written last, so a partial write has an invalid one."""
 
     def __init__(self, mapped: mmap.mmap, at: int, form: struct.Struct) -> None:
         self._map = mapped
@@ -302,13 +304,13 @@ class WorkerStateError(Exception):
 
 
 def _newest(mapped: mmap.mmap, at: int, form: struct.Struct) -> tuple[Any, ...] | None:
-    """The section's newest whole slot. None only when nothing was ever published.
+    """The section's newest intact slot. None only before the first publication.
 
-    At most one slot is being written at any time. Should the writer be twice as fast as this reader, both slots read
-    half: then again.
+    At most one slot is being written at any time. If the writer is twice as fast as this reader, both slots may be
+    torn: then it reads again.
 
     Raises:
-        WorkerStateError: neither slot was whole, however often it was read.
+        WorkerStateError: neither slot was intact in any attempt.
     """
     for _ in range(_READ_ATTEMPTS):
         slots = [mapped[begin : begin + form.size] for begin in (at, at + _slot_size(form))]

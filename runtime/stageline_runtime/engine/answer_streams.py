@@ -1,6 +1,6 @@
-"""The way back of every request: its tokens as events to the sink that it was submitted with, counted on that way.
+"""Delivers each request's tokens as events to the sink that it was submitted with, and counts them.
 
-A sink gets exactly one EndEvent or FailEvent, and nothing after it.
+A sink gets exactly one EndEvent or FailEvent, and no event after it.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ class AnswerStreams:
         self._tracing = tracing
         self._streams: dict[str, _Stream] = {}
         self.prompt_tokens_total = 0
-        """Of requests that got as far as their first row."""
+        """Sum over the requests that reached their first row."""
         self.generation_tokens_total = 0
 
     def __contains__(self, request_id: str) -> bool:
@@ -49,7 +49,7 @@ class AnswerStreams:
         return self._metrics.longest_wait_seconds(stream.times for stream in self._streams.values())
 
     def show_waiting(self) -> None:
-        """Bring the gauge of who waits the longest up to now."""
+        """Update the gauge of the longest wait for a slot."""
         self._metrics.show_waiting(self.longest_wait_seconds())
 
     def started(self, first_rows: Iterable[FirstRow]) -> None:
@@ -83,7 +83,7 @@ class AnswerStreams:
         if not token.finished:
             stream.sink(event)
             return
-        # Counted as the core ended it before the sink learns of it: by then there is nothing left to abort.
+        # Counted when the core ends it, before the sink is notified: after that no abort reaches it.
         reason = FinishReason.STOP if token.stopped else FinishReason.LENGTH
         self._count_end(token.request_id, reason)
         stream.sink(event)
@@ -96,7 +96,7 @@ class AnswerStreams:
             stream.sink(EndEvent(reason))
 
     def fail_all(self, message: str, is_running: Callable[[str], bool], hung: bool = False) -> None:
-        """End all streams, since the group is lost; `hung`: while it computed those that `is_running` tells of."""
+        """End all streams because the group is lost; `hung`: while it computed those for which `is_running` is true."""
         for request_id in list(self._streams):
             running = is_running(request_id)
             self.fail(request_id, message, GROUP_LOST, is_suspect=hung and running, was_waiting=not running)
@@ -122,7 +122,7 @@ class AnswerStreams:
             stream.sink(FailEvent(message, is_final, is_suspect, was_waiting))
 
     def found_cached(self, request_id: str, num_tokens: int) -> None:
-        """So much of a request's prompt was cached: said with its next token."""
+        """`num_tokens` of a request's prompt were cached: reported with its next token."""
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.cached_tokens = num_tokens

@@ -1,11 +1,10 @@
-"""Runs the engine of one group, in the container that `stageline engine` is the entry point of.
+"""Runs the engine of one group; the entry point of the `stageline engine` container.
 
-Where stages have all cores, the results of a step wake the engine on the core of the stage that reports them. As a
-process like any other it may take that core at once, and the stage that has yet to hand on its hidden states waits
-while the engine makes a plan that nobody needs before the next step ends. Linux never lets a thread of the class
-SCHED_BATCH take a core from one of the usual class by waking up: it runs when the core is idle or the other's slice is
-over, a few milliseconds later at most, and has the same share of time (sched(7)). On a machine with a core to spare
-nothing changes.
+Where stages use all cores, a step's results wake the engine on the core of the stage that reports them. A normal
+process may preempt that stage, which then sends its hidden states late. The plan that the engine makes in that time
+isn't needed before the next step ends. A waking SCHED_BATCH thread never preempts a SCHED_OTHER thread: it runs
+when the core is idle or the other's time slice ends, a few milliseconds later at most. It gets the same share of
+time (sched(7)). On a machine with a spare core this changes nothing.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_engine(core_class_of: "Callable[[RuntimeConfig], type[CoreLife]]") -> NoReturn:
-    """Run to the end and exit. Configured by the pod contract alone, whose config decides the core."""
+    """Run to the end and exit. The pod contract is the only configuration; its config selects the core."""
     try:
         contract = begin("engine", hides_values=True)
     except RuntimeFailure as failure:
@@ -40,9 +39,10 @@ def run_engine(core_class_of: "Callable[[RuntimeConfig], type[CoreLife]]") -> No
 
 
 def run_behind_stages() -> None:
-    """For the calling thread and all threads and processes that it starts; call it before any other is started.
+    """Set SCHED_BATCH for the calling thread and all threads and processes that it starts; call it before any is
+    started.
 
-    A container runtime that refuses it leaves the engine as it is, which costs time and nothing else; the log says so.
+    A container runtime that refuses this only costs time; the engine logs a warning and continues.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

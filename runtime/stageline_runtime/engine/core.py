@@ -1,7 +1,7 @@
-"""The engine's loop: requests go in, plans go out up to P + 1 ahead of the results, tokens come back.
+"""The engine's loop: accepts requests, sends plans up to P + 1 ahead of the results, receives tokens.
 
 Event-driven on one asyncio loop: a new request or a finished plan triggers `_pump`, which sends plans until the
-run-ahead is full or nothing can run. Nothing here blocks, and nothing decides rows: that is the scheduler's.
+run-ahead is full or no request can run. Nothing here blocks; the scheduler selects the rows.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ class EngineCore(CoreLife):
         await warm_up(self.warm_up, group.max_step_tokens, group.model, self.speculation)
 
     def attach(self, scheduler: Scheduler, send: Callable[[ToStage], None]) -> None:
-        """The group stands: plans can be made and sent."""
+        """The group is complete: plans can be made and sent."""
         self._scheduler = scheduler
         self._send = send
         self._run_ahead = scheduler.ledger.num_cohorts + 1
@@ -100,7 +100,7 @@ class EngineCore(CoreLife):
 
     @property
     def speculation(self) -> Speculation | None:
-        """What makes the drafts; None where there are none. Known once the group stands."""
+        """The source of drafts; None without speculative decoding. Known once the group is complete."""
         return self._live_scheduler.speculation
 
     async def close(self) -> None:
@@ -119,7 +119,7 @@ class EngineCore(CoreLife):
             self._dispatch(self._live_scheduler.heartbeat())
 
     def stall(self, limit_seconds: float) -> RuntimeFailure:
-        """As `CoreLife`; with nothing in flight it is the scheduler that makes no plan."""
+        """As `CoreLife`; with no plan in flight the scheduler is the cause."""
         scheduler = self._live_scheduler
         if scheduler.num_plans_in_flight:
             return super().stall(limit_seconds)
@@ -130,7 +130,7 @@ class EngineCore(CoreLife):
     # -- EngineCoreApi ----------------------------------------------------------------------------------------
 
     def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
-        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now."""
+        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be accepted now."""
         self._check_room(request)
         self._live_scheduler.add(
             Request(

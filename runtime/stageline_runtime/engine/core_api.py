@@ -1,8 +1,8 @@
-"""What the engine's HTTP edge asks of the engine's core: submit, abort, look, drain.
+"""The interface of the engine's core for its HTTP edge: submit, abort, inspect, drain.
 
-Text lives on the edge's side, token ids on the core's: the core stops a request at a stop token or at its token limit,
-the edge stops it at a stop string by `abort`. A submitted request's sink gets exactly one `EndEvent` or `FailEvent`,
-and that last.
+The edge handles text, the core token ids: the core stops a request at a stop token or at its token limit, the edge
+stops it at a stop string by `abort`. A submitted request's sink gets exactly one `EndEvent` or `FailEvent`, as its
+last event.
 """
 
 from collections.abc import Callable
@@ -28,15 +28,15 @@ class AdmittedRequest:
     stop_token_ids: frozenset[int]
     """Ids that end the output; end-of-sequence ids are among them unless `ignore_eos`."""
     stop: tuple[str, ...] = ()
-    """Strings that end the output: the edge's matter, for the core knows no text."""
+    """Strings that end the output: checked by the edge, since the core handles no text."""
     tool_call_format: ToolCallFormat | None = None
-    """How the answer writes calls of tools, for whoever reads its text."""
+    """How the answer writes tool calls, for readers of its text."""
     thoughts: ThoughtStart | None = None
-    """How the answer may begin with thoughts."""
+    """How the answer may begin with reasoning."""
     ignored: tuple[str, ...] = ()
-    """Fields of the prompt that change nothing with this model."""
+    """Fields of the prompt that have no effect with this model."""
     prompt_told: int | None = None
-    """Its prompt's tokens are told, after so many that were told before; None: they are not."""
+    """How many prompt tokens the client already has; the rest are sent to it. None: none are sent."""
     is_prompt_only: bool = False
     """No token of its output is wanted, of the one that is computed."""
     lists_stop_token: bool = False
@@ -54,10 +54,10 @@ class AdmittedRequest:
     """Name of the LoRA adapter that answers; None: the model itself."""
     is_chat: bool = False
     traceparent: str | None = None
-    """W3C trace context of whoever asks."""
+    """W3C trace context of the client."""
     tracestate: str | None = None
     began_nanoseconds: int | None = None
-    """When rendering and tokenizing its prompt began, by `time.perf_counter_ns`; None where nobody noted it."""
+    """When rendering and tokenizing its prompt began, by `time.perf_counter_ns`; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,8 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class PromptEvent:
-    """Log probabilities of the next tokens of the prompt, where they were asked for: each token but the first comes
-    once, in order, and before any `TokenEvent`.
-    """
+    """Log probabilities of the next prompt tokens, if requested: each token except the first appears once, in order,
+    and before any `TokenEvent`."""
 
     report: PromptReport
 
@@ -93,7 +92,7 @@ class FailEvent:
 
     message: str
     is_final: bool = False
-    """Whether what was asked is the reason, so that no other engine would finish it either."""
+    """Whether the request itself is the cause, so that no other engine would finish it either."""
     is_suspect: bool = False
     """Whether the group hung while it computed this."""
     was_waiting: bool = False
@@ -109,9 +108,9 @@ class EngineCoreApi(Protocol):
     """The core as the edge sees it. Called from the event loop's thread only."""
 
     def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
-        """Take the request; its events go to `sink`, none of them before this returns.
+        """Accept the request; its events go to `sink`, none of them before this returns.
 
-        Whoever wants no more of them calls `abort`.
+        A caller that wants no more events calls `abort`.
 
         Raises:
             EngineRefusal: at once, when not ready, draining, or the queue is full.
@@ -143,5 +142,5 @@ class EngineCoreApi(Protocol):
         ...
 
     def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
-        """Exposition in the format that the header `accept` asks for, and its content type."""
+        """Metrics in the format that the header `accept` requests, and their content type."""
         ...

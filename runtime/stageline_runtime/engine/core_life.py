@@ -1,6 +1,7 @@
-"""What every engine core has, whatever computes: its phase, its open answers, its drain, and its account of itself.
+"""The common base of all engine cores: phase, open answers, drain and status.
 
-A core admits requests in one phase only. A drain ends when the last answer has, a lost group fails all of them at once.
+A core admits requests in one phase only. A drain ends when the last answer has ended; a lost group fails all
+answers at once.
 """
 
 import asyncio
@@ -25,7 +26,7 @@ from stageline_runtime.plan_bus.messages import BusProtocolError, Drafted, StepD
 from stageline_runtime.termination import RuntimeFailure
 
 MAX_WAITING: Final = 1024
-"""Requests that may wait for a slot; more are told to come again."""
+"""Requests that may wait for a slot; further requests are refused and may be retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,13 @@ class CoreLife(ABC):
     """The part of `EngineCoreApi` that does not depend on what computes."""
 
     takes_longer_contexts = False
-    """Whether it judges by itself how far beyond a config's context a model may go."""
+    """Whether the core itself decides how far a model may exceed its config's context."""
     needs_step_plans = True
     """Whether the engine sends its stages each step. Otherwise they never wait for the engine."""
     stages_prepare_guides = True
-    """Whether the last stage compiles a grammar beside its steps when it is asked to."""
+    """Whether the last stage compiles a grammar beside its steps on request."""
     stalled_words = "no plan finished"
-    """What a watchdog says did not happen in time."""
+    """Names the missed event in a watchdog's message."""
     adapters: frozenset[str] = frozenset()
     """LoRA adapters that answer here, by name."""
 
@@ -64,7 +65,7 @@ class CoreLife(ABC):
         group: int | None = None,
         incarnation: int | None = None,
     ) -> None:
-        """`group` and `incarnation` are what the engine calls itself to who asks."""
+        """`group` and `incarnation` identify the engine to its clients."""
         self._info = info
         self._metrics = metrics
         self._tracing = tracing
@@ -73,18 +74,18 @@ class CoreLife(ABC):
         self._phase = Phase.STARTING
         self._message = ""
         self.drained: asyncio.Event = asyncio.Event()
-        """Set when a drain was asked for and no request is left."""
+        """Set when a drain was requested and no request is left."""
         self.drain_asked: asyncio.Event = asyncio.Event()
         self.drain_asked_by = ""
-        """Who asked for the drain first."""
+        """The first source that requested the drain."""
         self.stages_connected: Callable[[], int] = lambda: 0
         self.stages_loaded: Callable[[], int] = lambda: 0
         self.weights: Callable[[], str] = lambda: ""
         """Digest of what all stages hold."""
         self._send: Callable[[ToStage], None] = lambda _message: None
-        """To all stages, once the group stands."""
+        """Sends to all stages, once the group is complete."""
         self.report_bug: Callable[[Exception], None] = _raise
-        """Ends the group for an error that nobody else sees, as the event loop only logs it."""
+        """Ends the group for an error that would otherwise only appear in the event loop's log."""
         self._pump_wanted = False
         self._outstanding_said = False
 
@@ -165,7 +166,7 @@ class CoreLife(ABC):
 
     @abstractmethod
     def _pump(self) -> None:
-        """Give on what can be computed now."""
+        """Submit the work that can be computed now."""
 
     def _want_pump(self) -> None:
         """Pump once at the end of this turn of the loop, so that requests of a burst are given on together."""
@@ -181,13 +182,13 @@ class CoreLife(ABC):
             self.report_bug(error)
 
     def _say_outstanding(self, outstanding: bool) -> None:
-        """Tell the stages' watchdogs whether a step has to come; only what is new."""
+        """Notify the stages' watchdogs whether a step is expected; sends only changes."""
         if outstanding != self._outstanding_said:
             self._outstanding_said = outstanding
             self._send(WorkOutstanding(outstanding))
 
     def set_phase(self, phase: Phase, message: str = "") -> None:
-        """Say where the engine is; only `READY` admits requests."""
+        """Set the engine's phase; only `READY` admits requests."""
         self._phase = phase
         self._message = message
 
@@ -228,7 +229,7 @@ class CoreLife(ABC):
         return HeldPrefixes(keys=())
 
     def start_drain(self, asked_by: str = "POST /v1/drain") -> None:
-        """Admit nothing more; `drained` is set when the last stream has ended."""
+        """Admit no more requests; `drained` is set when the last stream has ended."""
         self.drain_asked_by = self.drain_asked_by or asked_by
         self.drain_asked.set()
         if self._phase is not Phase.FAILED:
@@ -243,7 +244,7 @@ class CoreLife(ABC):
             self.drained.set()
 
     def _check_room(self, request: AdmittedRequest) -> None:
-        """Raise the EngineRefusal, counted, that keeps a request from being taken now."""
+        """Raise and count the EngineRefusal if the request can't be accepted now."""
         try:
             self._refuse_unless_ready()
             if request.request_id in self._streams:

@@ -1,8 +1,8 @@
-"""The model that the last stage drafts with: where it lies, its config, and whether it speaks the model's tokens.
+"""The last stage's draft model: its directory, its config, and whether it shares the model's vocabulary.
 
-A draft is a token id, so both models must mean the same by each: their tokenizers' vocabularies are compared whole, as
-a difference would show only as drafts that never hold. Anything else may differ: family, sizes, the padding of the
-vocabulary, the length of the context (beyond its own it drafts nothing).
+A draft is a token id, so an id must mean the same token in both models. The tokenizers' vocabularies are compared
+whole, since a difference would show only as rejected drafts. The rest may differ: family, sizes, vocabulary
+padding, context length (beyond its own it makes no drafts).
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ FIELD = "spec.engine.speculative.draft.source"
 
 
 def read_draft_model(config: RuntimeConfig, model_dir: Path) -> DraftModel | None:
-    """The draft model of a group whose model lies in `model_dir`; None where none is asked for.
+    """The draft model of a group with its main model in `model_dir`; None if the config names none.
 
     Raises:
         RuntimeFailure: class BadConfig, naming the field: it can't be read or run, or it has another vocabulary.

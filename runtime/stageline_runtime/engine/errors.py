@@ -1,7 +1,7 @@
-"""Refusals: why a request isn't taken, as the one exception that the HTTP edge turns into an `EngineError` body.
+"""Refusals: the reason to reject a request, as the one exception that the HTTP edge converts to an `EngineError` body.
 
-`EngineRefusal` with a `retry_after_seconds` means "try again later"; `PromptError` means "never, until the request is
-changed" and names the field in OpenAI's vocabulary.
+`EngineRefusal` with a `retry_after_seconds` means "try again later"; `PromptError` means "never, until the request
+is changed" and names the field in OpenAI's vocabulary.
 """
 
 from stageline_api.engine_http import ContextExceeded, EngineError, ErrorCode
@@ -54,7 +54,7 @@ class EngineRefusal(Exception):  # noqa: N818 - a refusal is an answer, not a fa
 
 
 class PromptError(EngineRefusal):
-    """A request that can't be served as it is. `param` names the field to change."""
+    """A request that can't be served unchanged. `param` names the field to change."""
 
     def __init__(self, code: ErrorCode, message: str, *, param: str, exceeded: ContextExceeded | None = None) -> None:
         super().__init__(code, message, param=param, exceeded=exceeded)

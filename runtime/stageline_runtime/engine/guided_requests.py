@@ -1,8 +1,8 @@
-"""A request with a JSON schema waits here until its grammar is ready where tokens are drawn; no step waits for one.
+"""Holds a request with a JSON schema until its grammar is ready at the sampler, so that no step waits for one.
 
-First the schema is compiled in a process that can be killed (`text.schema_check`); then the last stage compiles it
-beside its steps and says when it has. Only then is the request handed to the core. A group that isn't serving is asked
-nothing: the core refuses the request itself.
+First the schema is compiled in a process that can be killed (`text.schema_check`). Then the last stage compiles it
+beside its steps and reports when it is done. Only then is the request submitted to the core. A group that isn't
+serving receives no schema: the core refuses the request itself.
 """
 
 import asyncio
@@ -49,7 +49,8 @@ class GuidedRequests:
             self._kept.popitem(last=False)
 
     def answered(self, ready: GuideReady) -> None:
-        """The last stage is done with a grammar; should it have failed there, its request's first token says why."""
+        """The last stage is done with a grammar; if it failed there, the request fails with the cause at its first
+        token."""
         if (asked := self._asked.get(ready.number)) is not None:
             asked.set()
 

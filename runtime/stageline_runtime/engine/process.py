@@ -42,7 +42,7 @@ LINGER_SECONDS = 5
 WATCHDOG_GRACE_SECONDS = 5.0
 """Stages' own watchdogs name the operation that hangs, so they go first."""
 CAUSE_SECONDS = 2.0
-"""How long a failed warm-up waits for the stage that knows why."""
+"""How long a failed warm-up waits for the report of the stage that caused it."""
 HANG_SHARE = 0.9
 """Of the step limit: a stage's own watchdog ends it at the limit, and that may be what the engine sees."""
 
@@ -138,7 +138,7 @@ class EngineProcess:
         return core.drain_asked_by
 
     async def _run_to_the_end(self, core: CoreLife, group: StageGroup, probe: StageProbe) -> None:
-        """Clients and stages are told how it ended, and a failure is raised on."""
+        """Notifies clients and stages how it ended; raises a failure again."""
         try:
             await self._form_and_run(core, group, probe)
         except Exception as error:
@@ -175,7 +175,7 @@ class EngineProcess:
         await self._warm_up(core, group)
 
     async def _warm_up(self, core: CoreLife, group: StageGroup) -> None:
-        """One step through all stages; a stage that never takes it up has no watchdog that could tell."""
+        """One step through all stages; a watchdog can't detect a stage that never starts it."""
         warming = asyncio.create_task(core.run_first_steps(group))
         # Each stage's first step is slow, and they come one after the other.
         limit = self._contract.config.timeouts.step_seconds * self._contract.stage_count + WATCHDOG_GRACE_SECONDS
@@ -187,7 +187,7 @@ class EngineProcess:
         if has_ended and warming.exception() is None:
             return
         warming.cancel()
-        # What a stage says of its own end comes first, though it may come a moment later.
+        # A stage's own report of its end takes precedence, though it may arrive a moment later.
         await _first_of(group.failure, timeout_seconds=CAUSE_SECONDS)
         if group.failure.done():
             raise group.failure.result()

@@ -1,1 +1,2 @@
-"""The engine container's core over vLLM: requests go to its HTTP server as token ids, tokens come back."""
+"""The engine container's core over vLLM: it sends requests to vLLM's HTTP server as token ids and receives token
+ids."""

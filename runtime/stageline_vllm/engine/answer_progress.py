@@ -1,9 +1,9 @@
-"""One answer as vLLM generates it: its events become tokens, until a stop token or the limit. Pure.
+"""One answer as vLLM generates it: converts its events to tokens, until a stop token or the limit. Pure.
 
-The last token waits for the event after it, which says how much of the prompt was cached. A guided answer is followed
-through its grammar here as well, within the same limits of CPU time as where masks are made: vLLM's worker masks, this
-side lets no other token pass, so a mask that was lost or belongs to another grammar ends the request with that failure
-and never in wrong text.
+The last token waits for the next event, which reports how much of the prompt was cached. An answer with structured
+output is also checked against its grammar here, within the same CPU time limits as mask creation. vLLM's worker
+applies masks, and this side accepts only tokens that the grammar admits. So a lost or wrong mask fails the request
+and never produces wrong text.
 """
 
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ class AnswerProgress:
     def __init__(
         self, request: AdmittedRequest, grammar: GrammarWalk | None = None, lost_token: int | None = None
     ) -> None:
-        """`grammar` stands at its beginning; `lost_token` is what vLLM's worker says where it has lost it.
+        """`grammar` is in its initial state; vLLM's worker draws `lost_token` where it lost the grammar.
 
         Raises:
-            NotFollowedError: it doesn't admit what was generated before.
+            NotFollowedError: the grammar doesn't admit the tokens generated before.
         """
         self._request = request
         self._grammar = grammar

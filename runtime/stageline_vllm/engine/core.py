@@ -1,8 +1,9 @@
-"""The engine's core over vLLM: requests wait here, as many as vLLM takes at once are handed to it, tokens come back.
+"""The engine's core over vLLM: it queues requests, submits as many as vLLM accepts at once and receives their tokens.
 
-The queue is the engine's own, as for the own runtime: by priority, then by arrival, bounded, and told to who waits.
-vLLM never holds more than `max_num_seqs` of our requests, so its order decides only who gives up KV blocks. Stages
-learn from here whether work is outstanding. Nothing here blocks; one task a request sleeps while its tokens come.
+The engine owns the queue, as with its own runtime: ordered by priority, then arrival, bounded, and reported to
+waiting clients. vLLM never holds more than `max_num_seqs` of our requests, so its order decides only which request
+loses KV blocks. This core notifies the stages whether work is outstanding. Nothing here blocks; each request has
+one task that sleeps until tokens arrive.
 """
 
 import asyncio
@@ -48,9 +49,9 @@ from stageline_vllm.server_key import authorization, server_key
 logger = logging.getLogger(__name__)
 
 COMPILING_SHARE: Final = 4
-"""One in so many of vLLM's places may be kept by answers whose grammars are being compiled,"""
+"""At most one in this many of vLLM's places may be held by answers whose grammars are being compiled."""
 MOST_COMPILING: Final = 8
-"""and so many at most, since that goes one by one."""
+"""Upper bound of that number, since grammars are compiled one at a time."""
 FIGURES_SECONDS: Final = 5.0
 """How often vLLM's own metrics are read while it works."""
 
@@ -78,7 +79,7 @@ class VllmCore(CoreLife):
     takes_longer_contexts = True
     needs_step_plans = False
     stages_prepare_guides = False
-    """vLLM's worker compiles a grammar for a request that goes before the one that needs it (`grammar_words`)."""
+    """vLLM's worker compiles a grammar for an extra request that precedes the one that needs it (`grammar_words`)."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class VllmCore(CoreLife):
             raise RuntimeFailure(FailureClass.INTERNAL, str(error), operation="ask vLLM for a token") from error
 
     def attach(self, send: Callable[[ToStage], None]) -> None:
-        """The group stands: vLLM answers on all stages, which are told by `send` whether work is outstanding."""
+        """The group is complete: vLLM runs on all stages. `send` notifies them whether work is outstanding."""
         self._send = send
         self._stands = True
 
@@ -169,7 +170,7 @@ class VllmCore(CoreLife):
             VllmUnreachableError, VllmAnswerError: vLLM does not give it.
         """
         await generate_one_token(self._server)
-        with suppress(GrammarError):  # which is told when a request needs it
+        with suppress(GrammarError):  # reported when a request needs it
             await asyncio.wrap_future(self._walks.load())
 
     def is_running(self, request_id: str) -> bool:
@@ -179,7 +180,7 @@ class VllmCore(CoreLife):
         return time.monotonic() - self._progress_at if self._running else 0.0
 
     def beat_if_idle(self) -> None:
-        """Read vLLM's metrics when it is time to; they also tell of steps that gave nobody a token."""
+        """Read vLLM's metrics when due; they also count steps that delivered no token."""
         due = time.monotonic() - self._figures_at >= FIGURES_SECONDS
         if due and self._reading is None:
             self._reading = asyncio.create_task(self._read_figures())
@@ -192,7 +193,7 @@ class VllmCore(CoreLife):
         self._waiting.clear()
 
     async def close(self) -> None:
-        """End what is still asked of vLLM."""
+        """Cancel all requests that vLLM still runs."""
         if self._reading is not None:
             self._reading.cancel()
         for running in list(self._running.values()):
@@ -204,7 +205,7 @@ class VllmCore(CoreLife):
     # -- EngineCoreApi -----------------------------------------------------------------------------------------
 
     def submit(self, request: AdmittedRequest, sink: AnswerSink) -> None:
-        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be taken now, or never."""
+        """Queue a request; its events go to `sink`. Raises EngineRefusal when it can't be accepted now, or ever."""
         self._check_room(request)
         self._check_prompt(request)
         self._numbers += 1
@@ -213,7 +214,7 @@ class VllmCore(CoreLife):
         self._want_pump()
 
     def _check_prompt(self, request: AdmittedRequest) -> None:
-        """Raise the PromptError, counted, for log probabilities of a prompt that vLLM would tell in too long a line."""
+        """Raise and count the PromptError if vLLM's line of prompt log probabilities would be too long."""
         if asks_for_prompt(request) and (most := most_answer_bytes(request)) > LINE_LIMIT_BYTES:
             self._metrics.requests.refused(ErrorCode.INVALID_VALUE)
             asked = request.sampling.num_top_prompt_logprobs
@@ -243,13 +244,13 @@ class VllmCore(CoreLife):
         return RequestLoad(len(self._running), waiting, room, self._max_running, self._figures.kv_usage)
 
     def metrics_page(self, accept: str = "") -> tuple[bytes, str]:
-        """All series; what vLLM alone knows is as its own metrics had it up to `FIGURES_SECONDS` ago."""
+        """All series; those from vLLM's own metrics are up to `FIGURES_SECONDS` old."""
         self._streams.show_waiting()
         if not self._stands:
             return self._metrics.page(None, accept)
         figures = self._figures
         held = round(figures.kv_usage * figures.kv_blocks)
-        # vLLM counts blocks that it may find again as free, and doesn't tell them apart.
+        # vLLM counts reusable cached blocks as free, and doesn't count them separately.
         blocks = {"held": held, "free": figures.kv_blocks - held} if figures.kv_blocks else {}
         load = self.load()
         occupancy = Occupancy(running=load.running, waiting=load.waiting, kv_usage=figures.kv_usage, kv_blocks=blocks)
@@ -267,7 +268,10 @@ class VllmCore(CoreLife):
         self._check_drained()
 
     def _next(self) -> _Waiting | None:
-        """The first in line; one whose grammar isn't compiled only while few such keep places of vLLM's idle."""
+        """The first in the queue.
+
+        One with an uncompiled grammar is passed over while too many of vLLM's places wait for grammars.
+        """
         compiling = sum(each.generation.awaits_grammar for each in self._running.values())
         if compiling < min(MOST_COMPILING, max(1, self._max_running // COMPILING_SHARE)):
             return self._waiting[0] if self._waiting else None

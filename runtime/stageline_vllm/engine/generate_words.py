@@ -1,8 +1,9 @@
-"""`POST /inference/v1/generate` of vLLM: the body for an admitted request, and what a line of the answer says. Pure.
+"""`POST /inference/v1/generate` of vLLM: the body for an admitted request, and the parsed lines of the answer. Pure.
 
-vLLM is asked for ids and given ids, in a stream. It draws greedily: where a request wants something else, the logits
-processor is told what (`request_draws`). Where an answer ends is decided here by its ids, so vLLM's own end-of-sequence
-is off; stop strings are the edge's. Choices of one prompt (`n`) are requests of their own, told apart by their noise.
+The engine sends vLLM token ids and receives token ids in a stream. vLLM samples greedily; for other sampling the
+logits processor receives the parameters (`request_draws`). The engine decides by the ids where an answer ends, so
+vLLM's own end-of-sequence check is off. The edge applies stop strings. Choices of one prompt (`n`) are separate
+requests that differ in their noise.
 """
 
 from collections.abc import Iterable
@@ -80,11 +81,11 @@ _EVENTS: Final = msgspec.json.Decoder(StreamEvent)
 
 
 class VllmAnswerError(Exception):
-    """vLLM said something that is no part of an answer; a sentence about it."""
+    """vLLM sent data that is not part of an answer; the message is a sentence about it."""
 
 
 def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable[int]) -> bytes:
-    """What vLLM is asked; `number` tells this request from all others of this engine."""
+    """The body for vLLM; `number` distinguishes this request from all others of this engine."""
     sampling: dict[str, Any] = {
         "temperature": 0.0,
         "max_tokens": request.max_new_tokens - len(request.generated_token_ids),
@@ -93,7 +94,7 @@ def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable
         "detokenize": False,
     }
     if (top := request.sampling.num_top_logprobs) is not None:
-        # vLLM lists the sampled token first; one more leaves room for all that were asked for.
+        # vLLM lists the sampled token first; one more keeps all the requested alternatives.
         sampling["logprobs"] = top + 1
     if needs_draws(request.sampling):
         ends = tuple(sorted(eos_token_ids)) if request.sampling.json_schema is not None else ()
@@ -106,7 +107,7 @@ def generate_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable
 def asked_of(
     request: AdmittedRequest, request_id: str, token_ids: tuple[int, ...], sampling: dict[str, Any]
 ) -> dict[str, Any]:
-    """The fields of whatever vLLM is asked for an admitted request."""
+    """The common fields of every vLLM request for an admitted request."""
     body: dict[str, Any] = {
         "request_id": request_id,
         "token_ids": token_ids,
@@ -137,10 +138,10 @@ def warm_up_body(eos_token_ids: Iterable[int]) -> bytes:
 
 
 def read_event(line: bytes) -> StreamEvent | None:
-    """What one line of the stream says; None for its last.
+    """One parsed line of the stream; None for its last.
 
     Raises:
-        VllmAnswerError: it is no line of such a stream.
+        VllmAnswerError: the line can't be parsed.
     """
     data = line.removeprefix(_DATA).strip()
     if data == _DONE:
@@ -152,7 +153,7 @@ def read_event(line: bytes) -> StreamEvent | None:
 
 
 def error_words(lines: Iterable[bytes]) -> str:
-    """The message in the body of a refusal, or the body's beginning."""
+    """The message in the body of a refusal, or the start of the body."""
     body = b"\n".join(lines)
     try:
         error = _EVENTS.decode(body).error

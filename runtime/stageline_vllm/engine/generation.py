@@ -1,7 +1,7 @@
-"""One request at vLLM: asked over a connection of its own, its tokens delivered as they come, told how it ended.
+"""One request at vLLM: sent over its own connection, its tokens delivered as they arrive, its end reported.
 
-The task that runs it sleeps while tokens come. Cancelling that task closes the connection, which aborts the request
-inside vLLM. Exactly one end is delivered, unless the request was aborted: then none, for its stream has ended.
+The task that runs it sleeps between tokens. Cancelling that task closes the connection, which aborts the request
+inside vLLM. Exactly one end is delivered, or none if the request was aborted, since its stream has ended.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ GUIDE_LOST = "The answer can't be guided any further"
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """Where vLLM's server listens, what it asks for, and what of the model a request needs."""
+    """The address of vLLM's server, its key, and the model data that a request needs."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class VllmServer:
     grammars: JsonGrammars
 
     async def open(self, take_line: Callable[[int, bytes], None]) -> VllmExchange:
-        """A connection to it. Raises VllmUnreachableError: nobody listens there."""
+        """A connection to it. Raises VllmUnreachableError if the server doesn't accept it."""
         return await VllmExchange.open(self.host, self.port, take_line)
 
     def ask(self, exchange: VllmExchange, body: bytes) -> None:
@@ -87,7 +87,7 @@ class Generation:
         self._on_grammar = on_grammar
         schema = request.sampling.json_schema
         self.awaits_grammar = schema is not None and workers_grammars.is_new(schema)
-        """Whether it waits for a compiler first, and keeps vLLM's place meanwhile."""
+        """Whether the request waits for its grammar's compilation first, and holds one of vLLM's places during it."""
         self._is_over = False
         self._has_begun = False
         self._refusal: list[bytes] = []
@@ -95,13 +95,13 @@ class Generation:
         self._exchange: VllmExchange | None = None
 
     async def run(self) -> None:
-        """Ask vLLM and deliver what it answers. Raises nothing but its own cancellation."""
+        """Send the request to vLLM and deliver its answer. Raises only its own cancellation."""
         try:
             await self._ask()
         except (VllmUnreachableError, VllmAnswerError) as error:
             self._fail(f"The group could not finish this answer: {error}.", GROUP_LOST)
         except TimeoutError:
-            # Final, since the group is well, and what can't be compiled here would go round.
+            # Final, since the group is healthy, and retries elsewhere would fail the same way.
             self._fail(f"Its grammar was not compiled within {GRAMMAR_LIMIT_SECONDS:g} s.", GUIDE, is_final=True)
         except (NotFollowedError, GrammarError) as error:
             self._fail(f"{GUIDE_LOST}: {error}.", GUIDE, is_final=True)
@@ -114,7 +114,7 @@ class Generation:
                 self._exchange.close()
 
     def leave(self) -> None:
-        """Deliver nothing from now on: whoever waited has gone."""
+        """Deliver no more events: the client has left."""
         self._is_over = True
 
     async def _ask(self) -> None:
@@ -143,11 +143,11 @@ class Generation:
         return exchange
 
     async def _ask_about_prompt(self) -> None:
-        """Tell log probabilities of the prompt; all that there is to an answer without output."""
+        """Deliver log probabilities of the prompt; they are the whole answer of a request without output."""
         lines = await self._ask_aside(prompt_body(self.request, self.number))
         if self._is_over:
             return
-        # What it says of a long prompt takes a tenth of a second to read.
+        # Parsing the report of a long prompt takes a tenth of a second.
         report, drawn = await asyncio.to_thread(read_prompt, lines, self.request)
         if self._is_over:
             return
@@ -160,8 +160,8 @@ class Generation:
     async def _ask_for_grammar(self) -> None:
         """Wait until vLLM's worker has compiled the grammar.
 
-        Raises TimeoutError: it has said for too long that it hasn't. How long it takes to say so, as vLLM has other
-        things to do, counts as any wait for vLLM.
+        Raises TimeoutError if the worker keeps answering for too long that it has not. The time until vLLM sends such
+        an answer counts as any wait for vLLM.
         """
         body = grammar_body(self.request, self.number, self._server.eos_token_ids)
         until: float | None = None
@@ -175,7 +175,7 @@ class Generation:
                 raise TimeoutError
 
     async def _ask_aside(self, body: bytes) -> list[bytes]:
-        """What vLLM answers to a request that is no stream; once it has refused it, this one is over."""
+        """vLLM's answer to an unstreamed request; if vLLM refuses it, this request has ended."""
         lines: list[bytes] = []
         exchange = await self._open(lambda _status, line: lines.append(line))
         self._server.ask(exchange, body)
@@ -229,7 +229,7 @@ class Generation:
         if last is None:
             raise VllmAnswerError("vLLM stopped before the answer's end")
         self._is_over = True
-        # What was asked about the prompt has left it in the cache, but nothing was saved by that.
+        # The prompt request left the prompt in the cache, but that saved no computation.
         if self._progress.cached_tokens is not None and not asks_for_prompt(self.request):
             self._streams.found_cached(self.request.request_id, self._progress.cached_tokens)
         self._streams.deliver(last)
@@ -237,7 +237,7 @@ class Generation:
             self._exchange.finish()
 
     def _refused(self, status: int) -> None:
-        """Refused by what was asked, no other group would take it; refused otherwise, one may."""
+        """Fail the request. It is final if vLLM refused the request itself; otherwise another group may accept it."""
         refusal = refusal_of(status, self._refusal)
         if refusal.is_about_request:
             self._fail(f"vLLM refused this request {refusal.words}", REFUSED, is_final=True)
@@ -251,10 +251,10 @@ class Generation:
 
 
 async def generate_one_token(server: VllmServer) -> None:
-    """Have vLLM compute one token of nobody's, through all stages.
+    """Have vLLM compute one token through all stages and discard it.
 
     Raises:
-        VllmUnreachableError: its server can't be reached, or breaks off.
+        VllmUnreachableError: its server can't be reached, or closes the connection early.
         VllmAnswerError: it refuses, or fails.
     """
     lines: list[bytes] = []

@@ -1,9 +1,9 @@
-"""How the engine waits until vLLM's worker has a request's grammar: by a request whose tokens nobody gets. Pure.
+"""How the engine waits until vLLM's worker has a request's grammar: by a request whose tokens are discarded. Pure.
 
-The worker compiles a grammar beside its steps, up to a second of CPU, and one after the other. Were a request whose
-grammar isn't compiled drawn from, its step would wait for that, and everybody's token with it. So another one goes
-before it, which gets an end once the grammar is there, and holds it under the number of the request to come. It costs a
-step or two, and so is left out where the worker surely still keeps the grammar.
+The worker compiles grammars beside its steps, one at a time, each up to a second of CPU. If a request were sampled
+before its grammar is compiled, its step and every token in it would wait. So the engine first sends another
+request, which ends once the grammar is compiled and stores it under the number of the request to follow. That costs
+a step or two, so the engine omits it where the worker surely still keeps the grammar.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from stageline_vllm.engine.generate_words import StreamEvent, VllmAnswerError, a
 from stageline_vllm.request_draws import VERSION, RequestDraws, as_extra_args
 
 MOST_TOKENS: Final = 32
-"""Of one such request; then another is made, so that a step of a second is no silence."""
+"""Per such request; then another is made, so that slow steps don't look like a stall."""
 _READY: Final = "stop"
 _ANSWERS: Final = msgspec.json.Decoder(StreamEvent)
 
@@ -27,14 +27,15 @@ class WorkersGrammars:
     """Which grammars vLLM's worker surely keeps compiled: it keeps the `MAX_KEPT` that it used last."""
 
     def __init__(self, max_running: int) -> None:
-        # What it may use meanwhile besides: those of answers under way, and as many that are being aborted.
+        # How many others the worker may use since: without those of running answers and as many that are being
+        # aborted.
         self._most_begun_since = MAX_KEPT - 2 * max_running
         self._num_begun = 0
         self._used: OrderedDict[str, int] = OrderedDict()
-        """The number of the latest guided answer by schema that is known to have used it."""
+        """By schema, the number of the latest answer with structured output that is known to have used it."""
 
     def begin(self) -> int:
-        """A guided answer begins; returns its number."""
+        """An answer with structured output begins; returns its number."""
         self._num_begun += 1
         return self._num_begun
 
@@ -43,7 +44,7 @@ class WorkersGrammars:
         return used is not None and self._num_begun - used <= self._most_begun_since
 
     def is_new(self, schema: str) -> bool:
-        """Whether it will have to be compiled, as far as can be told: the worker used none such lately."""
+        """Whether it probably has to be compiled: the worker used no such grammar recently."""
         return schema not in self._used
 
     def used(self, schema: str, number: int) -> None:
@@ -54,7 +55,7 @@ class WorkersGrammars:
 
 
 def grammar_body(request: AdmittedRequest, number: int, eos_token_ids: Iterable[int]) -> bytes:
-    """What vLLM is asked ahead of a guided request."""
+    """The body of the request that precedes one with structured output."""
     ends = tuple(sorted(eos_token_ids))
     sampling: dict[str, Any] = {
         "temperature": 0.0,

@@ -1,8 +1,7 @@
-"""Log probabilities of a prompt, as vLLM tells them: in the whole answer to a request of its own, as streams have none.
-Pure.
+"""Log probabilities of a prompt from vLLM: in the unstreamed answer to a separate request, as streams have none. Pure.
 
-vLLM takes nothing of such a prompt from its cache, and leaves it there for the request that follows. What it lists of
-each token is the token itself and the likeliest, each with its rank.
+vLLM reads no part of such a prompt from its cache, and leaves it there for the request that follows. For each token
+it lists the token itself and the likeliest ones, each with its rank.
 """
 
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from stageline_runtime.plan_bus.prompt_report import PromptReport, packed
 from stageline_vllm.engine.generate_words import Choice, VllmAnswerError, asked_of
 
 LOWEST: Final = -9999.0
-"""OpenAI's word for "next to impossible", for which vLLM may write null."""
+"""OpenAI's value for "next to impossible"; vLLM may write null for it."""
 ENTRY_BYTES: Final = 128
 """More than vLLM writes of a token, or of one of its alternatives."""
 
@@ -36,19 +35,19 @@ _ANSWERS: Final = msgspec.json.Decoder(WholeAnswer)
 
 
 def asks_for_prompt(request: AdmittedRequest) -> bool:
-    """Whether vLLM has to be asked for log probabilities of the request's prompt."""
+    """Whether log probabilities of the request's prompt have to be requested from vLLM."""
     told = max(1, request.prompt_told or 0)
     return request.sampling.num_top_prompt_logprobs is not None and told < len(request.prompt_token_ids)
 
 
 def most_answer_bytes(request: AdmittedRequest) -> int:
-    """What vLLM's answer about the request's prompt may come to."""
+    """Upper bound in bytes of vLLM's answer about the request's prompt."""
     count = request.sampling.num_top_prompt_logprobs
     return 0 if count is None else len(request.prompt_token_ids) * (1 + count) * ENTRY_BYTES
 
 
 def prompt_body(request: AdmittedRequest, number: int) -> bytes:
-    """What vLLM is asked about the prompt: one token, which is nobody's, and what it makes of those before it."""
+    """The request to vLLM about the prompt: one token, which is discarded, and the log probabilities of the prompt."""
     sampling: dict[str, Any] = {
         "temperature": 0.0,
         "max_tokens": 1,
@@ -61,10 +60,10 @@ def prompt_body(request: AdmittedRequest, number: int) -> bytes:
 
 
 def read_prompt(lines: Iterable[bytes], request: AdmittedRequest) -> tuple[PromptReport, int]:
-    """Log probabilities of the prompt's tokens that weren't told before, and the token that vLLM drew.
+    """Log probabilities of the prompt tokens that weren't reported before, and the token that vLLM drew.
 
     Raises:
-        VllmAnswerError: they are not there.
+        VllmAnswerError: the answer lacks them.
     """
     try:
         answer = _ANSWERS.decode(b"\n".join(lines))

@@ -85,7 +85,7 @@ class ResponseReader:
                 self._unread = self._unread[len(part) :]
                 parts.append(part)
                 continue
-            # The line break that ends a chunk stands before the next one's size.
+            # The line break that ends a chunk precedes the next one's size.
             size, end, rest = self._unread.removeprefix(b"\r\n").partition(b"\r\n")
             if not end:
                 if len(self._unread) > HEAD_LIMIT_BYTES:

@@ -1,7 +1,7 @@
-"""One POST to vLLM's server on a connection of its own, its answer handed over line by line as it comes.
+"""One POST to vLLM's server on its own connection; it delivers the answer line by line as it arrives.
 
-On a bare protocol, because every token of every answer passes here: a line is taken in the turn that read it, and no
-task is woken for it. Closing the exchange breaks the connection, and that aborts the request inside vLLM.
+Uses a bare protocol, because every token of every answer passes here: a line is processed in the turn that read it,
+without waking a task. Closing the exchange breaks the connection, which aborts the request inside vLLM.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ class VllmExchange(asyncio.Protocol):
     """`open`, `post`, await `ended`; `close` in any case."""
 
     def __init__(self, take_line: Callable[[int, bytes], None]) -> None:
-        """`take_line` takes the status and one line; what it raises ends the exchange with that."""
+        """`take_line` receives the status and one line; its exceptions end the exchange."""
         self._take_line = take_line
         self._reader = ResponseReader()
         self._transport: asyncio.Transport | None = None
@@ -31,7 +31,7 @@ class VllmExchange(asyncio.Protocol):
         """Connect.
 
         Raises:
-            VllmUnreachableError: nobody listens there.
+            VllmUnreachableError: the server doesn't accept the connection.
         """
         try:
             _, exchange = await asyncio.get_running_loop().create_connection(lambda: cls(take_line), host, port)
@@ -49,13 +49,13 @@ class VllmExchange(asyncio.Protocol):
         """Wait for the answer's end; returns its status.
 
         Raises:
-            VllmUnreachableError: the connection broke before it, or what answers does not speak HTTP.
+            VllmUnreachableError: the connection broke before it, or the server does not speak HTTP.
         """
         await self._ended
         return self._reader.status
 
     def finish(self) -> None:
-        """All that is wanted has come: `ended` returns, and the rest is not read."""
+        """The caller needs no more data: `ended` returns, and the rest is not read."""
         self._end(None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM's own `/metrics` say of its steps and its cache, as far as the engine's series tell it. Pure."""
+"""Parses vLLM's own `/metrics` about its steps and its cache, for the engine's series. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _BLOCKS: Final = re.compile(r'num_gpu_blocks="(\d+)"')
 
 @dataclass(frozen=True, slots=True)
 class VllmFigures:
-    """Totals since vLLM's start, but for the first two."""
+    """Totals since vLLM's start, except the first two."""
 
     kv_usage: float = 0.0
     """Share of the cache that running requests hold."""

@@ -1,8 +1,7 @@
-"""The middleware by which vLLM's server answers nothing to who doesn't show the key, whatever is asked.
+"""Middleware by which vLLM's server rejects every request without the API key, on all paths.
 
-vLLM's own check of a key leaves out all paths but `/v1`, `/v2`, `/inference` and `/cohere`, and of those that it leaves
-out `/invocations` generates as well as they do. What can't know the key, a server without one, is an error at the
-start: it must not answer at all.
+vLLM's own key check covers only `/v1`, `/v2`, `/inference` and `/cohere`; the unchecked `/invocations` generates as
+well. A server that has no key fails at startup, because it must not answer at all.
 """
 
 import hmac

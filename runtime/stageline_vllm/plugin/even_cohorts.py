@@ -1,14 +1,14 @@
-"""vLLM's scheduler with even cohorts: a step holds at most ceil(running / P) requests that decode.
+"""vLLM's scheduler with even microbatches: a step holds at most ceil(running / P) requests that decode.
 
-With P stages up to P steps are under way at once. vLLM schedules whatever has its token back, so requests that once ran
-together stay together for ever: all in one step, while the other stages have nothing to do. Here decodes beyond their
-share wait for the next step, which follows at once. Prefill is not capped: tokens of a prompt fill a step well.
+With P stages up to P steps are in flight. vLLM schedules every request whose token has arrived, so requests that
+once ran together stay together: all in one step, while the other stages are idle. Here decodes beyond their share
+wait for the next step, which follows at once. Prefill is not capped, because prompt tokens fill a step well.
 
-The cap hides surplus decodes from vLLM's own `schedule` and puts them back after it, so that everything else (KV
-blocks, budgets, grammars) stays its own. Those that were scheduled longest ago go first, so none starves.
-What is hidden in a step is not preempted in it: where KV blocks are short, vLLM takes them from the least urgent and
-latest of the requests that it sees, which may be the one that needs them. Others are hidden in the next step, so none
-is spared for long. vLLM calls its scheduler's interface not public: `seams.py` lists what is used.
+The cap hides surplus decodes from vLLM's own `schedule` and puts them back after it, so vLLM still manages KV
+blocks, budgets and grammars. Requests that were scheduled longest ago run first, so none starves. Requests hidden
+in a step are not preempted in it: when KV blocks run out, vLLM preempts the least urgent and latest of the requests
+that it sees, possibly the one that needs the blocks. The next step hides other requests, so none is exempt for
+long. vLLM declares its scheduler's interface not public: `seams.py` lists the parts used here.
 """
 
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _EvenCohorts(Scheduler):  # type: ignore[misc]
-    """Mixed in before the scheduler whose `schedule` is capped."""
+    """Mixin that precedes the scheduler class and caps its `schedule`."""
 
     running: "list[Request]"
     max_num_active_reqs: int
@@ -73,8 +73,8 @@ class _EvenCohorts(Scheduler):  # type: ignore[misc]
 def _can_decode(request: "Request", step: int) -> bool:
     """Would vLLM schedule this running request's next token in `step`?
 
-    Not while its last one is on its way, and where it schedules ahead not once the steps on their way reach its
-    longest answer: such a request would have its place in the step and leave it empty.
+    Not while its last token is in flight. Nor, with asynchronous scheduling, once the steps in flight reach its
+    maximum length: such a request would take a place in the step without using it.
     """
     on_their_way = request.num_output_placeholders
     decided = request.num_computed_tokens + 2 - on_their_way  # without drafts, as vLLM counts them
@@ -89,7 +89,7 @@ class EvenCohortsScheduler(_EvenCohorts):
 
 
 class AsyncEvenCohortsScheduler(_EvenCohorts, AsyncScheduler):  # type: ignore[misc]
-    """On top of the asynchronous scheduler, whose `schedule` is `Scheduler`'s own."""
+    """On top of the asynchronous scheduler, which inherits `schedule` from `Scheduler`."""
 
 
 def even_cohorts_scheduler(**kwargs: Any) -> EvenCohortsScheduler | AsyncEvenCohortsScheduler:

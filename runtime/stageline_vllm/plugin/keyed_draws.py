@@ -1,14 +1,14 @@
 """Draws tokens inside vLLM exactly as the last stage of the own runtime does, from the ids that vLLM shows.
 
-vLLM samples with a generator that counts draws, so an answer that another group began would go on differently. Here a
-token follows from (seed, choice, position), the logits and the ids of prompt and output alone, by the same functions:
-`SlotSampling.change` for bias, penalties and grammar, `sample` for temperature, truncation and keyed noise. The drawn
-token is left as the only one that argmax can take.
+vLLM samples with a generator that counts draws, so an answer started by another group would continue differently.
+Here a token depends only on (seed, choice, position), the logits and the ids of prompt and output, by the same
+functions: `SlotSampling.change` for bias, penalties and grammar, `sample` for temperature, truncation and keyed
+noise. The drawn token is left as the only one that argmax can take.
 
-A request that a step leaves out is removed from vLLM's batch and added again with its next one, so what its history
-cost is kept by the request's number and not by its place. vLLM says alike of one that is over, so only the latest are
-kept; one that comes back later than that is followed anew from the ids that vLLM shows. Of those that are away no ids
-are held. Knows torch, but nothing of vllm.
+vLLM removes a request that a step omits from its batch and adds it again with its next step. So the state computed
+from its history is kept by the request's number, not by its place. vLLM reports finished requests the same way, so
+only the latest states are kept; for a request that returns later, the state is recomputed from the ids that vLLM
+shows. No ids are held of requests outside the batch. Uses torch, but nothing of vllm.
 """
 
 from collections import OrderedDict
@@ -46,7 +46,7 @@ class KeyedDraws:
     def add(
         self, place: int, extra_args: Mapping[str, Any] | None, prompt: list[int] | None, output: list[int]
     ) -> None:
-        """A request has come to `place`, or come back; `output` is the list that vLLM goes on appending to."""
+        """A request was added to `place`, possibly again; vLLM keeps appending to the list `output`."""
         draws = read_draws(extra_args)
         if draws is None:
             self.remove(place)
@@ -68,7 +68,7 @@ class KeyedDraws:
             row.show([], [])
 
     def move(self, source: int, target: int, *, swap: bool) -> None:
-        """The request at `source` goes to `target`; with `swap` the other one comes here."""
+        """Move the request at `source` to `target`; with `swap`, exchange the two."""
         moved, displaced = self._rows.pop(source, None), self._rows.pop(target, None)
         if moved is not None:
             self._rows[target] = moved
@@ -108,10 +108,10 @@ class KeyedDraws:
 
 
 class _Row:
-    """One request: its parameters, what it has said as far as that was followed, and vLLM's view of its ids."""
+    """One request: its parameters, the output followed so far, and vLLM's view of its ids."""
 
     def __init__(self, draws: RequestDraws, slot: SlotSampling, grammars: JsonGrammars | None = None) -> None:
-        """`grammars` are those of the slot's guide."""
+        """`grammars` is the source of the slot's grammar."""
         self.slot = slot
         self._grammars = grammars
         self._eos_token_ids = draws.eos_token_ids
@@ -120,14 +120,14 @@ class _Row:
         self._prompt: list[int] = []
         self._output: list[int] = []
         self._followed: int | None = None
-        """Output tokens that history has taken; None before it took the prompt."""
+        """Output tokens added to the history; None before the prompt was added."""
 
     def show(self, prompt: list[int], output: list[int]) -> None:
         self._prompt, self._output = prompt, output
 
     @property
     def position(self) -> int:
-        """Of the token to draw; the same whether what came before was generated here or in another group."""
+        """Position of the token to draw; independent of which group generated the tokens before it."""
         return len(self._prompt) + len(self._output)
 
     def change(self, logits: Tensor, place: Placing) -> None:
@@ -175,7 +175,7 @@ class _Row:
 
 
 def _leave(token: int, logits: Tensor) -> None:
-    """Nothing but this one."""
+    """Mask all logits except this token's."""
     logits.fill_(float("-inf"))
     logits[token] = 0.0
 

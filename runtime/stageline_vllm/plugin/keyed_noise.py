@@ -1,8 +1,9 @@
 """vLLM's logits processor with keyed noise: `--logits-processors stageline_vllm.plugin.keyed_noise:KeyedNoise`.
 
-Speaks the interface of vLLM's first model runner (`VLLM_USE_V2_MODEL_RUNNER=0`), which shows a processor the ids of a
-request's output; it is named on the command line and not as an entry point, for only then does vLLM keep these ids up
-to date. All that it decides is in `keyed_draws`. vLLM loads it in the worker, and to check requests also in its server.
+Implements the interface of vLLM's first model runner (`VLLM_USE_V2_MODEL_RUNNER=0`), which passes a processor the
+ids of a request's output. It is named on the command line and not as an entry point, because only then does vLLM
+keep these ids up to date. `keyed_draws` has all the logic. vLLM loads it in the worker, and also in its server to
+check requests.
 """
 
 from pathlib import Path
@@ -54,7 +55,7 @@ class KeyedNoise(LogitsProcessor):  # type: ignore[misc]  # vllm has no types wh
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """vLLM: before each step; who left the batch, came to it, or changed places, to be taken in this order."""
+        """vLLM calls this before each step with the requests removed, added and moved, which apply in this order."""
         if batch_update is None or not self._samples:
             return
         for place in batch_update.removed:

@@ -1,15 +1,15 @@
-"""What becomes of an exception that leaves a call of a vLLM worker: it is published, logged, and ends the process.
+"""Handles an exception that leaves a call of a vLLM worker: it is published and logged, and ends the process.
 
-vLLM drops the exceptions of all ranks but one, its output rank: `execute_model` raises, nobody is told, and the
-`sample_tokens` after it returns as if there had been no step. The next step's hidden states would then be the first to
-reach the stage behind, which takes them for those it waits for: answers go on with wrong tokens. The next call follows
-within milliseconds, so a look from outside comes too late, and the worker ends here, before it can send anything more.
-What it has sent before is right and may arrive or not; its peers lose the connection, its node and its supervisor learn
-of the end at once from the kernel.
+vLLM drops the exceptions of all ranks except its output rank: `execute_model` raises unnoticed, and the
+`sample_tokens` after it returns as if there had been no step. The next step's hidden states would then be the first
+to reach the next stage, which takes them for those it waits for, and answers continue with wrong tokens. The next
+call follows within milliseconds, too soon for a check from outside, so the worker exits here before it sends more
+data. The data that it sent before is correct whether or not it arrives. Its peers lose the connection; the kernel
+notifies its node and its supervisor of the exit at once.
 
-Nothing is lost by that. On the output rank the same exception ends vLLM's engine, and while a model is loaded or warmed
-up it ends the start, so on no rank does a worker outlive one. Python's own way out is not taken: on it the worker waits
-for peers (`destroy_process_group`), and those for it.
+Exiting loses nothing. On the output rank the same exception ends vLLM's engine, and during loading or warm-up it
+ends the start, so no worker outlives one on any rank. The worker does not exit through Python's normal shutdown:
+there it waits for peers (`destroy_process_group`), and they for it.
 """
 
 import os
@@ -33,7 +33,7 @@ class LastWords:
 
     @contextmanager
     def of_call(self) -> Iterator[None]:
-        """Round a call of the worker. SIGTERM's SystemExit is no exception of it, and goes on."""
+        """Wraps a call of the worker. SIGTERM's SystemExit is not an `Exception` and propagates."""
         try:
             yield
         except Exception as error:
@@ -48,6 +48,6 @@ class LastWords:
 
 
 def _words(error: Exception) -> str:
-    """With the place of one that says nothing, as a bare `assert` does."""
+    """Includes the location of an exception without a message, such as a bare `assert`."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {str(error) or f'in {place.name} ({Path(place.filename).name}:{place.lineno})'}"

@@ -1,14 +1,14 @@
-"""When a change of the worker's state takes effect: at once on a CPU, when the device gets there on a GPU.
+"""When a change of the worker's state takes effect: at once on a CPU, when the device reaches it on a GPU.
 
-On a CPU the worker's thread computes, so what it does is what the worker does: `HostMarks` applies a change as it is
-made. On a GPU the thread only queues work and runs ahead, so `DeviceMarks` records an event on the stream with each
-change and applies it with the moment at which the device passed the event. Events of one stream pass in order, so
-changes are applied in the order in which they were made, each closes one state and begins the next, and the states sum
-to wall time whatever the moments are.
+On a CPU the worker's thread computes, so `HostMarks` applies a change when it is made. On a GPU the thread only
+queues work and runs ahead. So `DeviceMarks` records an event on the stream with each change and applies the change
+with the time at which the device passed the event. Events of one stream pass in order, so changes are applied in
+the order in which they were made. Each change closes one state and begins the next, so the states always sum to
+wall time.
 
-An event's moment comes from its distance to the event before, since a device has a clock of its own; it is then held
-between the two moments that are certain on the host's clock: not before the event was recorded, not after it was seen
-to have passed. So a drifting device clock is out by no more than that span, however long the worker lives.
+An event's time is derived from its distance to the previous event, since a device has a clock of its own. It is
+then clamped to the host's clock: not before the event was recorded, not after it was seen to have passed. So a
+drifting device clock is off by no more than that span, however long the worker lives.
 """
 
 import threading
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple, Protocol, Self
 Change = Callable[[int | None], None]
 """Applied with the moment in nanoseconds from which on it holds; None for now."""
 POLL_SECONDS: Final = 0.02
-"""How long a change may wait for the worker's next call before it is published; the host may be stuck meanwhile."""
+"""How long a change may wait for the worker's next call before it is published, in case the host is stuck."""
 
 
 class Marks(Protocol):
@@ -34,7 +34,7 @@ class HostMarks:
 
 
 class DeviceEvent(Protocol):
-    """torch.cuda.Event with timing, as far as it is used."""
+    """The methods of torch.cuda.Event, with timing, that are used here."""
 
     def record(self) -> None: ...
 
@@ -71,12 +71,12 @@ class DeviceMarks:
             self._apply_passed()
 
     def apply_passed(self) -> None:
-        """Apply the changes whose events the device has passed."""
+        """Apply each change if the device has passed its event."""
         with self._lock:
             self._apply_passed()
 
     def poll_for_ever(self) -> None:
-        """In a daemon thread: the last changes before a hang are told too."""
+        """Runs in a daemon thread, so that the last changes before a hang are published too."""
         while True:
             time.sleep(POLL_SECONDS)
             self.apply_passed()

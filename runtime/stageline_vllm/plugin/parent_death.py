@@ -1,8 +1,9 @@
-"""The entry point `vllm.general_plugins` by which vLLM's own children end with whoever started them.
+"""The entry point `vllm.general_plugins` by which vLLM's child processes end with their parent.
 
-A supervisor that is killed takes `vllm serve` along, by the kernel, and can do nothing more. vLLM's engine core doesn't
-look for its parent: it, its workers and the memory that they hold would stay for good where no container goes with the
-supervisor, as under `stageline up`. So each of them asks the kernel for the same, when it loads this.
+The kernel ends `vllm serve` when its supervisor is killed; the supervisor itself can do no more then. vLLM's engine
+core doesn't watch its parent: without a container that ends with the supervisor, as under `stageline up`, the core
+and its workers would keep running and hold their memory. So each of them requests a parent-death signal from the
+kernel when it loads this.
 """
 
 import ctypes
@@ -23,5 +24,5 @@ def register() -> None:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent.pid:
-        # It ended before it could be asked for.
+        # The parent ended before the signal was requested.
         os.kill(os.getpid(), signal.SIGKILL)

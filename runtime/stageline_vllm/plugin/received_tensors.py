@@ -1,8 +1,8 @@
-"""The entry point `vllm.general_plugins` that gives a later stage the tensors it receives into, where vLLM forgot them.
+"""The entry point `vllm.general_plugins` that creates a later stage's receive tensors where vLLM omits them.
 
-vLLM 0.32 makes them in the run that warms a compiled model up. A CPU's runner leaves that run out where nothing is
-compiled: with `--enforce-eager`, and with LoRA adapters. The first step of a later stage then fails an assertion. Made
-here as vLLM makes them, just before they are used, and only where there are none.
+vLLM 0.32 makes them in the run that warms up a compiled model. A CPU's runner omits that run without compilation:
+with `--enforce-eager`, and with LoRA adapters. The first step of a later stage then fails an assertion. This plugin
+makes them as vLLM does, just before they are used, and only if there are none.
 """
 
 import functools
@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def give_tensors(runner: Any) -> None:
-    """Make a class of runners give itself its tensors; once, however often it is asked for."""
+    """Patch a class of runners so that it sets its own tensors; repeated calls have no effect."""
     original = runner.sync_and_gather_intermediate_tensors
     if hasattr(original, "__wrapped__"):
         return

@@ -1,8 +1,8 @@
-"""What a step of vLLM's scheduler means to the state clock: its kind, its rows, whose requests are unfinished.
+"""Translates a step of vLLM's scheduler for the state clock: its kind, its rows, its unfinished requests.
 
-Read from `SchedulerOutput` alone, which every worker gets: a request is known from the step that brings it until the
-step that says it is over. vLLM tells of the last finished request by a step without tokens, so a worker knows by itself
-when nothing is left, and a wait is told apart into starved and idle without asking anybody.
+Read from `SchedulerOutput` alone, which every worker receives: a request is known from the step that adds it until
+the step that reports it finished. vLLM reports the last finished request in a step without tokens. So a
+worker knows when no request is left and can separate starved from idle waits without a query.
 """
 
 from operator import add

@@ -1,13 +1,13 @@
-"""The entry point `vllm.general_plugins`: a state clock round the few calls in which a vLLM worker spends its time.
+"""The entry point `vllm.general_plugins`: a state clock around the few calls in which a vLLM worker spends its time.
 
 vLLM loads it in each of its processes; only a process that makes a worker gets a clock. `Worker.execute_model` and
-`Worker.sample_tokens` are a step; `irecv_tensor_dict`, the wait for its tensors, `isend_tensor_dict` and the waits for
-earlier sends are its transfers. What lies between steps is starved or idle, what lies between a step's two calls is
-host. The clock publishes into files that the supervisor reads (`worker_state`, `step_ring`).
+`Worker.sample_tokens` are a step; `irecv_tensor_dict`, the wait for its tensors, `isend_tensor_dict` and the waits
+for earlier sends are its transfers. Time between steps is starved or idle; time between a step's two calls is host.
+The clock publishes into files that the supervisor reads (`worker_state`, `step_ring`).
 
-The plugin measures and decides one thing: an exception that leaves one of these calls ends the worker (`last_words`),
-because vLLM may drop it and go on. Arguments and results pass through unchanged, and without `STAGELINE_WORKER_STATE`
-nothing is wrapped at all.
+The plugin changes one behaviour: an exception that leaves one of these calls ends the worker (`last_words`),
+because vLLM may drop it and continue. Arguments and results pass through unchanged, and without
+`STAGELINE_WORKER_STATE` no call is wrapped.
 """
 
 import functools

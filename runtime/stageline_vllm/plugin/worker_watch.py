@@ -1,8 +1,8 @@
-"""One worker's clock, told by the calls that `state_clock` wraps.
+"""One worker's clock, driven by the calls that `state_clock` wraps.
 
-Holds what those calls have in common: the kind of the step under way, to which a transfer returns when it is over, and
-how changes get their moments (`marks`). Outside of a step a transfer isn't counted: warm-up and compilation exchange
-tensors too.
+Holds the state that those calls share: the kind of the current step, to which a transfer returns when it ends, and
+how changes get their times (`marks`). Outside of a step a transfer isn't counted, because warm-up and compilation
+exchange tensors too.
 """
 
 import threading
@@ -35,7 +35,7 @@ class WorkerWatch:
         self._marks: Marks = HostMarks()
         self._requests = UnfinishedRequests()
         self._kind: State | None = None
-        """Of the step whose `execute_model` runs; None outside of it."""
+        """Kind of the step that runs in `execute_model`; None outside of it."""
         self._sampling: State = State.DECODE
         """Kind of the step that `sample_tokens` belongs to."""
         self._receive = _Transfer(self, State.RECV, Operation.RECEIVE_HIDDEN)
@@ -61,7 +61,7 @@ class WorkerWatch:
 
     @contextmanager
     def living(self, phase: WorkerPhase, operation: Operation) -> Iterator[None]:
-        """A call before the worker serves; its time is idle, as nothing is asked of the worker yet."""
+        """A call before the worker serves; its time is idle, as the worker has no requests yet."""
         self.clock.enter_phase(phase)
         self.clock.enter(State.IDLE, operation)
         yield
@@ -86,7 +86,7 @@ class WorkerWatch:
         self._marks.make(change)
 
     def executed(self) -> None:
-        """`execute_model` is over; a step with tokens goes on with `sample_tokens`."""
+        """`execute_model` has returned; a step with tokens continues in `sample_tokens`."""
         kind, self._kind = self._kind, None
         if kind is None:
             self._marks.make(self.clock.wait_for_scheduler)
@@ -112,7 +112,7 @@ class WorkerWatch:
         return self._send
 
     def sent(self, tensor_dict: dict[str, Any], handles: list[_Handle]) -> list[_Handle]:
-        """Count what was sent; the handles tell when they are waited for."""
+        """Count the bytes sent; the returned handles report when they are waited for."""
         if self._kind is None:
             return handles
         tensors = [value for value in tensor_dict.values() if hasattr(value, "element_size")]
@@ -125,7 +125,7 @@ class WorkerWatch:
             self._enter(state, operation)
 
     def in_forward(self) -> None:
-        """The transfer is over."""
+        """The transfer has ended."""
         if self._kind is not None:
             self._enter(self._kind, Operation.FORWARD)
 
@@ -149,7 +149,7 @@ class _Transfer:
 
 
 class _TimedHandle:
-    """A transfer under way, whose wait is counted."""
+    """A transfer in flight; the time spent waiting for it is counted."""
 
     def __init__(self, handle: _Handle, watch: WorkerWatch) -> None:
         self._handle = handle
@@ -160,7 +160,7 @@ class _TimedHandle:
 
     def wait(self) -> None:
         if self._handle.is_completed():
-            self._handle.wait()  # no time goes by, and most sends are long over by then
+            self._handle.wait()  # takes no time, and most sends have long ended by then
             return
         with self._watch.sending():
             self._handle.wait()

@@ -1,1 +1,1 @@
-"""The process that stands over one vLLM node: its life, its end, what is told of it. Without torch or vllm."""
+"""The supervisor of one vLLM node: starts it, watches it, reports how it ended. Without torch or vllm."""

@@ -1,4 +1,4 @@
-"""`python -m stageline_vllm.supervisor`: the stage where Stageline lies on a volume beside vLLM's own image."""
+"""`python -m stageline_vllm.supervisor`: runs the stage where Stageline is on a volume beside vLLM's own image."""
 
 import sys
 

@@ -1,8 +1,8 @@
-"""LoRA adapters that the spec names: what must be in their directories before vLLM is started.
+"""Checks the LoRA adapters of the spec in their directories before vLLM is started.
 
-vLLM reads them last, once the model is loaded and warmed up on all stages, and a wrong one ends the group then. What
-can be told from `adapter_config.json` is told before: that it is there, and that its rank is one that vLLM has room
-for. The rest (an adapter for another model, kinds that vLLM doesn't know) is in vLLM's own words (`outcome`).
+vLLM reads them last, once the model is loaded and warmed up on all stages, and an invalid one ends the group then.
+So this module checks `adapter_config.json` early: that it exists, and that its rank is within vLLM's limit. vLLM
+itself reports the rest: an adapter for another model, or a kind that vLLM doesn't know (`outcome`).
 """
 
 import json
@@ -24,10 +24,10 @@ _SHORTEST: Final = "--max-lora-r"
 
 
 def check_adapters(adapters: Iterable[LoraAdapter], extra_args: Sequence[str]) -> None:
-    """Whether vLLM can load them, as far as their configs say.
+    """Check that vLLM can load them, as far as their configs show.
 
     Raises:
-        RuntimeFailure: class BadConfig, naming the adapter, its path and what is wrong.
+        RuntimeFailure: class BadConfig, naming the adapter, its path and the problem.
     """
     limit = max_rank(extra_args)
     for index, adapter in enumerate(adapters):
@@ -38,7 +38,7 @@ def check_adapters(adapters: Iterable[LoraAdapter], extra_args: Sequence[str]) -
 
 
 def max_rank(extra_args: Sequence[str]) -> int | None:
-    """The greatest rank that vLLM is told to make room for; None where it is told something that is no number."""
+    """The highest rank that vLLM's arguments allow; None where the argument is not a number."""
     given: str = str(DEFAULT_MAX_RANK)
     for index, word in enumerate(extra_args):
         name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""vLLM as a child process: its log passed on line by line, its first words of failure kept, its end in a bounded time.
+"""vLLM as a child process: forwards its log, keeps its first failure message, ends it in a bounded time.
 
 The child stays in the supervisor's process group, so that a node that kills the container kills all of it.
 """
@@ -65,12 +65,12 @@ class VllmChild:
 
     @property
     def said_worker_died(self) -> bool:
-        """Whether it said that a worker of its own had ended without its doing."""
+        """Whether it logged that one of its workers had ended unexpectedly."""
         return self._words.worker_died
 
     @property
     def said_engine_died(self) -> bool:
-        """Whether its engine had given up before any of its workers ended."""
+        """Whether its engine had failed before any of its workers ended."""
         return self._words.engine_died
 
     @property
@@ -87,11 +87,11 @@ class VllmChild:
         self._words.forget()
 
     def lives_on(self, steps_done: int) -> None:
-        """It stands, with this many steps done by its worker: what it complained of long before did no harm."""
+        """It still runs, with this many steps done by its worker: errors logged long before were harmless."""
         self._words.look(steps_done, time.monotonic())
 
     def end(self, grace_seconds: float, others: Iterable[int] = ()) -> None:
-        """SIGTERM, and SIGKILL for it and the `others` (process ids of its workers) once the grace is over."""
+        """SIGTERM, then SIGKILL for it and the `others` (process ids of its workers) after the grace period."""
         if self._process.poll() is None and grace_seconds > 0:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,7 +115,7 @@ def is_running(pid: int) -> bool:
 
 
 def descriptor_of_end(pid: int) -> int | None:
-    """Can be read once the process has ended, whosever child it is. None: it has, or the kernel knows no such thing."""
+    """Becomes readable once the process has ended, for any process. None: it has ended, or the kernel lacks support."""
     try:
         return os.pidfd_open(pid)
     except OSError:

@@ -1,4 +1,4 @@
-"""How a vLLM stage begins: with the pod contract, or with the last words that say what is wrong with it."""
+"""Entry point of a vLLM stage: starts with the pod contract, or writes a termination message about an invalid one."""
 
 from stageline_runtime.contract import begin
 from stageline_runtime.termination import RuntimeFailure, write_last_words

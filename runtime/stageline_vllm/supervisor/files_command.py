@@ -1,7 +1,8 @@
-"""`stageline vllm-files`: puts what the supervisor and the plugins need onto a volume, for vLLM's image as it is.
+"""`stageline vllm-files`: copies the files of the supervisor and the plugins onto a volume, for an unchanged vLLM
+image.
 
-Three packages and the metadata of their distribution, in pure Python. What they import beside them (pydantic, msgspec,
-prometheus-client, python-json-logger) is in every environment that has vLLM, which needs it too.
+Copies three packages and the metadata of their distribution, in pure Python. Their other imports (pydantic,
+msgspec, prometheus-client, python-json-logger) are in every environment that has vLLM, because vLLM needs them too.
 """
 
 import importlib.metadata

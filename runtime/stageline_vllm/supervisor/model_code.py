@@ -1,9 +1,9 @@
-"""Code that a checkpoint brings (`auto_map` of its configs): what must be there before vLLM is told to run it.
+"""Checks for code that a checkpoint brings (`auto_map` of its configs) before vLLM is started with it.
 
-vLLM has classes of its own for most checkpoints that bring code, and runs none unless `--trust-remote-code` is in
-`extraArgs`; where it would need the code it says so (`outcome`). With that argument it looks for the code in the
-model's directory, and else at the Hub, where it may not go: `prepare` fetches no code. So a directory without it is
-refused.
+vLLM has classes of its own for most checkpoints that bring code, and runs none of that code unless
+`--trust-remote-code` is in `extraArgs`; if it needs the code, it reports that (`outcome`). With that argument vLLM
+looks for the code in the model's directory, then at the Hub, which it may not access. `prepare` fetches no code. So
+a directory without the code is refused.
 """
 
 import json
@@ -23,10 +23,10 @@ _ELSEWHERE: Final = "--"
 
 
 def check_model_code(model_dir: Path, extra_args: Iterable[str]) -> None:
-    """Whether the code that vLLM is told to run is in the model's directory.
+    """Check that the model's directory has the code that vLLM's arguments allow it to run.
 
     Raises:
-        RuntimeFailure: class BadConfig, naming the config and what of its code isn't there.
+        RuntimeFailure: class BadConfig, naming the config and its missing code.
     """
     if not any(map(_is_argument, extra_args)):
         return
@@ -42,13 +42,13 @@ def check_model_code(model_dir: Path, extra_args: Iterable[str]) -> None:
 
 
 def _is_argument(word: str) -> bool:
-    """In both spellings, and shortened as far as vLLM takes it for nothing else."""
+    """Accepts both spellings, and every abbreviation that vLLM accepts as this argument alone."""
     spelled = word.replace("_", "-")
     return ARGUMENT.startswith(spelled) and spelled.startswith(_SHORTEST)
 
 
 def _code_of(config: Path) -> Iterator[str]:
-    """Files, or `REPOSITORY--FILE`; none for a config that isn't there or can't be read, which vLLM speaks of."""
+    """Files, or `REPOSITORY--FILE`; none for a missing or unreadable config, which vLLM reports."""
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):

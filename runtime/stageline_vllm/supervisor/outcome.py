@@ -1,9 +1,10 @@
-"""From how a vLLM node ended to the failure that its pod reports: class, operation and the first failure's words. Pure.
+"""Derives the failure that a pod reports from how its vLLM node ended: class, operation and the first error. Pure.
 
-A node that fails says why in one line of a traceback, and after it hundreds of lines of shutdown: of the workers that
-lost the first one, of the engine that lost the workers. So the first line that names an exception is kept, and a class
-follows from it, from the exit status, from what the kernel did, and from how far the worker had come. An exception that
-the worker itself has written down (`worker_state`) goes before all lines: it is what ended it.
+A failing node logs the cause in one line of a traceback, followed by hundreds of lines of shutdown: from the
+workers that lost the first one, from the engine that lost the workers. So the first line that names an exception is
+kept. The class is derived from it, from the exit status, from the kernel's kills, and from how far the worker had
+come. An exception that the worker itself recorded (`worker_state`) takes precedence over all lines, because it
+ended the worker.
 """
 
 import re
@@ -34,12 +35,12 @@ _CONSEQUENCES: Final = (
     "RPC call to",
     "cancelled",
 )
-"""Words of those who only saw that another one had failed."""
+"""Messages of processes that only saw another one fail."""
 _ENGINE_DIED: Final = ("EngineDeadError", "EngineCore encountered", "RPC call to")
 _WORKER_DIED: Final = "died unexpectedly"
-"""What a node says of a worker of its own that it did not end itself."""
+"""Logged by a node about a worker of its own that it did not end itself."""
 _ADAPTER_FAILED: Final = "in init_static_loras"
-"""The frame of a traceback: what its server does with the adapters it was given, before it answers anybody."""
+"""A traceback frame: its server loads the configured adapters there, before it answers requests."""
 _CONNECTION_LOST: Final = re.compile(
     r"Connection (?:closed|reset|refused)|Broken pipe|gloo.*(?:timed? ?out|closed)|NCCL.*(?:remote|socket|unhandled)"
     r"|DistNetworkError|DistBackendError|recvValueWithTimeout",
@@ -62,20 +63,20 @@ _CUSTOM_CODE_RULE: Final = (
     "and from the directory of a file:// or pvc:// source"
 )
 _REASON_FOLLOWS: Final = re.compile(r"\d+ validation errors? for \w+$")
-"""pydantic says in the next line what is wrong."""
+"""pydantic describes the error in the next line."""
 _PREFIX: Final = re.compile(r"^(?:\([^)]*\)\s*)*(?:ERROR \S+ \S+ \[[^\]]*\]\s*)?")
-"""Who writes, and the level, time and place of a log line."""
+"""The writing process, and the level, time and place of a log line."""
 _NOISE: Final = re.compile(r"^(?:\([^)]*\)\s*)*(?:DEBUG|INFO|WARNING)\b|NCCL (?:INFO|TRACE|WARN)\b")
-"""Lines of a level, which stands behind the names of processes. An error may have `NCCL_DEBUG=INFO` in its words."""
+"""Log levels follow the process names in a line. An error message may contain `NCCL_DEBUG=INFO`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """When words of failure have done no harm, once the node was ready.
+    """When failure messages count as harmless, once the node was ready.
 
-    A step that fails never comes back, and vLLM has a bounded number under way: more steps than those say that the
-    words were no failure's. Where nothing is asked of the node its age says so: a failure ends it within vLLM's own
-    limit for a step at the latest.
+    A failed step never returns, and vLLM has a bounded number in flight: if more steps than those have completed,
+    the messages were harmless. Without requests the node's age decides: a failure ends it within vLLM's own limit
+    for a step at the latest.
     """
 
     steps: int
@@ -92,18 +93,18 @@ class Forgetting:
 class _Said:
     words: str
     seen: tuple[int, float] | None = None
-    """Steps done and time at the first look after it was said."""
+    """Steps done and time at the first check after it was logged."""
 
 
 MOST_KEPT: Final = 64
 
 
 class FirstWords:
-    """Keeps the first line of a log that names a failure, and what a last resort would be: the last line of all.
+    """Keeps the first line of a log that names a failure, and the last line of all as a fallback.
 
-    Who only says that somebody else failed names no failure. What turns out to have done no harm is forgotten, and the
-    next one is then the first; so one is kept for each time between two looks. For a thread that reads and one that
-    looks.
+    A message that only reports another process's failure names no failure. Messages that prove harmless are
+    dropped, and the next one then counts as the first; so one is kept for each interval between two checks. Used by
+    a thread that reads and one that checks.
     """
 
     def __init__(self, forgetting: Forgetting) -> None:
@@ -113,7 +114,7 @@ class FirstWords:
         self._last = _Said("")
         self.worker_died = False
         self.engine_died = False
-        """Its engine core gave up before the node said that a worker had ended: it ends its workers itself."""
+        """Its engine core failed before the node logged that a worker had ended: it ends its workers itself."""
         self.adapter_failed = False
         self._flags_at_start = self._flags()
 
@@ -159,15 +160,15 @@ class FirstWords:
                 self._last = _Said("")
 
     def look_at_start(self, now_seconds: float) -> None:
-        """The node is not ready yet: what it has said so far does no harm if it gets ready all the same."""
+        """The node is not ready yet: messages logged so far are harmless if it becomes ready."""
         with self._lock:
             self._see(0, now_seconds)
             self._flags_at_start = self._flags()
 
     def forget(self) -> None:
-        """The node got ready: forget what had been said when it was last seen not to be.
+        """The node is ready: drop messages from before the last check that saw it not ready.
 
-        What it said since may be what ends it: a worker may get ready and lose a peer between two looks.
+        Later messages may be the cause of its end: a worker may become ready and lose a peer between two checks.
         """
         with self._lock:
             self._named = deque(said for said in self._named if said.seen is None)
@@ -203,13 +204,13 @@ class WorkerFailure:
 
 
 def first_of(failures: Sequence[WorkerFailure]) -> WorkerFailure | None:
-    """Of a stage's workers the one that failed first, as far as words tell: not of having lost another."""
+    """The worker of a stage that failed first: one with a message that isn't about a lost peer."""
     return min(failures, key=lambda one: _CONNECTION_LOST.search(one.words) is not None, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnd:
-    """What is known of a node that has ended without having been told to."""
+    """The evidence about a node that ended without a request to stop."""
 
     status: int
     """As `subprocess` has it: negative for a signal."""
@@ -223,9 +224,9 @@ class NodeEnd:
     kernel_kills: int = 0
     """Processes of this container that the kernel ended since the start, for want of memory."""
     worker_vanished: bool = False
-    """The worker was gone while its node stood: the node was ended for that."""
+    """The worker was gone while its node ran: the node was ended for that."""
     engine_died: bool = False
-    """The node's engine had given up before, and ended its worker."""
+    """The node's engine had failed before, and ended its worker."""
     adapter_failed: bool = False
     """The node could not load a LoRA adapter, and ended its start."""
 
@@ -254,7 +255,7 @@ def failure_of(end: NodeEnd) -> RuntimeFailure:
 
 
 def is_lost_connection(end: NodeEnd) -> bool:
-    """Whether the node ended because another one was gone, by its own words: who that was, the engine may know."""
+    """Whether the node's own messages show that it ended because a peer was lost; the engine may know which one."""
     return _CONNECTION_LOST.search(end.cause) is not None and _class_of(end) is not FailureClass.OUT_OF_MEMORY
 
 
@@ -289,7 +290,7 @@ def _class_of(end: NodeEnd) -> FailureClass:
 
 
 def _class_of_status(end: NodeEnd) -> FailureClass | None:
-    """What the end of the node says by itself; after a worker's failure it is only how vLLM went on from there."""
+    """The class that the node's exit status alone implies; after a worker's failure it only shows how vLLM reacted."""
     if end.status == 128 + signal.SIGKILL:
         return FailureClass.OUT_OF_MEMORY  # a wrapper's account of a kill from outside; the kernel's is the usual one
     if end.worker_was_killed or end.status == -signal.SIGKILL:

@@ -1,6 +1,6 @@
-"""Lets vLLM's interpreter import our packages and no other of ours: links to them in the directory of the plugins.
+"""Lets vLLM's interpreter import only our packages that it needs, by links in the directory of the plugins.
 
-The supervisor may run in an environment that holds other versions of what vLLM needs (torch above all), so that
+The supervisor may run in an environment that holds other versions of vLLM's dependencies (torch above all), so that
 environment as a whole never goes onto vLLM's path.
 """
 
@@ -15,7 +15,7 @@ PACKAGES: Final = (stageline_api, stageline_runtime, stageline_vllm)
 
 
 def link_packages(directory: Path) -> Path:
-    """Link the packages into `directory`, which is returned: it goes first on vLLM's `PYTHONPATH`."""
+    """Link the packages into `directory`, and return it; put it first on vLLM's `PYTHONPATH`."""
     for package in PACKAGES:
         link = directory / package.__name__
         if not link.is_symlink():
@@ -24,7 +24,7 @@ def link_packages(directory: Path) -> Path:
 
 
 def package_directory(name: str) -> Path:
-    """Where one of `PACKAGES` lies."""
+    """Directory of one of `PACKAGES`."""
     file = next(package.__file__ for package in PACKAGES if package.__name__ == name)
     assert file is not None, f"{name} has no file"
     return Path(file).parent

@@ -1,10 +1,10 @@
-"""The life of a vLLM stage: shake hands with the engine, start the node with its cut, watch, end with a reason.
+"""The life of a vLLM stage: handshake with the engine, start of the node with its cut, supervision, end with a reason.
 
-One thread looks at everything by turns, ten times a second: the bus, the child, the workers' files, the clock. It is
-woken at once by a message and by the end of the child or of a worker. What ends it is the first of these to be seen:
-the engine's word, a closed bus (the engine is gone), the child's end, a worker that failed or vanished under a node
-that stands, or steps that don't advance. Whatever it is, the child and its workers are gone before this process is, and
-one termination message says why.
+One thread checks everything ten times a second: the bus, the child, the workers' files, the clock. A message and
+the end of the child or of a worker wake it at once. The first of these that it sees ends the stage: the engine's
+message, a closed bus (the engine is gone), the child's exit, a worker that failed or vanished while its node runs,
+or steps that don't advance. In every case the child and its workers end before this process does, and one
+termination message gives the reason.
 """
 
 import http.client
@@ -74,14 +74,17 @@ LOOK_SECONDS: Final = 0.1
 NOTE_SECONDS: Final = 1.0
 HEALTH_ANSWER_SECONDS: Final = 2.0
 VANISHED_SECONDS: Final = 0.3
-"""How long the end of a worker may stand unexplained. Its last words are in the log before it ends, and its node's once
-that has noticed; without any it was killed. One that failed has written down why, and has this long for its log."""
+"""How long a worker's end may stay unexplained.
+
+Its last messages are logged before it ends, and its node's once the node notices; without any it was killed. A worker
+that failed has recorded why, and has this long for its log.
+"""
 DYING_SECONDS: Final = 60.0
 """How long vLLM may take from its own limit for a step to its end."""
 CONSEQUENCE_SECONDS: Final = 5.0
-"""How long the engine may take to say whom it lost, when a node ended because of a lost connection."""
+"""How long the engine may take to name the lost peer, when a node ended because of a lost connection."""
 CHILD_GRACE_SECONDS: Final = 8.0
-"""What vLLM may take to end by itself once it is told to; drained by then, it has nothing left to do."""
+"""How long vLLM may take to exit after SIGTERM; it is drained by then and has no work left."""
 
 
 class Supervisor:
@@ -115,7 +118,7 @@ class Supervisor:
         self._noted = 0.0
 
     def run(self) -> ExitCode:
-        """Live until the engine says to shut down (0) or something fails (the code of its class)."""
+        """Run until the engine requests shutdown (0) or a failure occurs (the exit code of its class)."""
         signal.signal(signal.SIGTERM, self._on_terminate)
         try:
             metrics = FreshMetrics(self._progress, self._contract.config.served_name)
@@ -181,7 +184,7 @@ class Supervisor:
         return Forgetting(steps=2 * under_way, seconds=limit + DYING_SECONDS)
 
     def _look(self, bus: StageBus, child: VllmChild) -> None:
-        """One turn: what the engine says, how the child is, what the workers write."""
+        """One pass: checks the engine's messages, the child, the workers' files."""
         self._tell_drain(bus)
         self._take(bus.receive(LOOK_SECONDS))
         while self._shutdown is None and (message := bus.receive(0)) is not None:
@@ -235,7 +238,7 @@ class Supervisor:
             self._progress.timeline.note()
 
     def _await_ready(self, bus: StageBus, child: VllmChild) -> None:
-        """Tell the engine once all workers of this stage are ready, and in stage 0 vLLM's server too."""
+        """Notify the engine once all workers of this stage are ready, and in stage 0 vLLM's server too."""
         if self._progress.phase not in (Phase.LOADING, Phase.WARMING):
             return
         phase = self._workers.phase()
@@ -309,14 +312,15 @@ class Supervisor:
             ask_to_drain(bus, self._progress)
 
     def _on_terminate(self, _signal: int, _frame: FrameType | None) -> None:
-        """First SIGTERM asks the engine to drain the group; before there is an engine, or the second time, end."""
+        """The first SIGTERM asks the engine to drain the group; before there is an engine, or the second time, it
+        ends."""
         if self._drain_asked or self._bus is None:
             self._end_child(0.0)
             os._exit(ExitCode.DRAINED)
         self._drain_asked = True
 
     def _drained_by(self, failure: RuntimeFailure) -> str | None:
-        """Who asked for the drain, where that explains a lost engine or peer, or a node that ended along with it."""
+        """The origin of the drain, if it explains a lost engine or peer, or a node that ended with it."""
         if self._drain_asked and failure.failure_class is FailureClass.ENGINE_LOST:
             return f"SIGTERM to stage {self._contract.stage}"
         if self._bus is None or failure.failure_class in (FailureClass.STEP_TIMEOUT, FailureClass.OUT_OF_MEMORY):

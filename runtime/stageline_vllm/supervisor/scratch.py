@@ -1,9 +1,10 @@
-"""A supervisor's directory for sockets, state files and caches of vLLM, and the removal of those that were left behind.
+"""A supervisor's directory for vLLM's sockets, state files and caches, and the removal of abandoned ones.
 
-A supervisor removes its directory when it ends; killed, it can't. So each holds a lock on a file in its own, which the
-kernel drops with the process, whatever ended it: who can take the lock knows that the owner is gone. That holds between
-containers that share a directory of the node too, where process ids would mean nothing; between machines that share one
-it need not, so the file names the kernel that locks it. Only directories of our own user with such a file are removed.
+A supervisor removes its directory when it ends, unless it is killed. So each supervisor locks a file in its
+directory; the kernel releases the lock when the process ends for any reason. A process that acquires the lock knows
+that the owner is gone. This also works between containers that share a directory of the node, where process ids
+mean nothing. Between machines that share one it may fail, so the file names the kernel that locks it. Only
+directories of our own user with such a file are removed.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ class Scratch:
         self._lock = _locked_file(self.path)
 
     def remove(self) -> None:
-        """The directory with all it holds; a second time does nothing."""
+        """Remove the directory and its content; idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -38,7 +39,7 @@ class Scratch:
 
 
 def remove_abandoned(parent: Path) -> list[Path]:
-    """Remove the directories whose supervisors are gone, and say which; those in use and all else are left alone."""
+    """Remove the directories of ended supervisors and return them; directories in use and all others stay."""
     removed = []
     for directory in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -49,7 +50,7 @@ def remove_abandoned(parent: Path) -> list[Path]:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    """Raises OSError where that can't be said."""
+    """Raises OSError where that can't be determined."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         return False
@@ -62,9 +63,9 @@ def _is_abandoned(directory: Path) -> bool:
 
 
 def _locked_file(directory: Path) -> int | None:
-    """A locked file under the lock's name, which it gets once it is locked: nobody finds it unlocked before.
+    """Create a locked file. It gets the lock's name only after it is locked, so no process finds it unlocked.
 
-    None where the file system knows no locks: nobody will remove the directory then.
+    None where the file system supports no locks: the directory is then never removed as abandoned.
     """
     making = directory / f"{LOCK_NAME}.new"
     lock = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -79,11 +80,11 @@ def _locked_file(directory: Path) -> int | None:
 
 
 def _kernel() -> bytes:
-    """Tells a running kernel from all others, and from itself before it was started anew."""
+    """Identifies a running kernel; a reboot changes it."""
     return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
 
 
 def short_temporary_directory(environ: Mapping[str, str]) -> Path:
-    """vLLM makes sockets there, whose paths may have a hundred characters."""
+    """Parent for vLLM's sockets, because a socket path is limited to about a hundred characters."""
     given = environ.get("TMPDIR", "/tmp")
     return Path(given if len(given) <= LONGEST_PARENT else "/tmp")

@@ -1,12 +1,12 @@
 """Whether a node of vLLM hangs, from its workers' state and from whether requests are unfinished. Pure.
 
-While requests run, each worker has to end a step within the step limit. A worker that is inside a step names the
-operation, and the stage that it waits for: a neighbour for hidden states, the last one for sampled tokens. One that
-waits for a stage or for vLLM's scheduler says so a while later, so that the stage where the hang began goes first. Idle
-nothing has to advance.
+While requests run, each worker has to end a step within the step limit. A worker inside a step names the operation
+and the stage that it waits for: a neighbour for hidden states, the last stage for sampled tokens. A worker that
+waits for a stage or for vLLM's scheduler reports it a little later, so that the stage where the hang began reports
+first. When idle, no worker has to advance.
 
-Whether requests are unfinished is the engine's word, and it changes while a node hangs: a client that hears nothing
-leaves, a gateway asks anew. So a step that has begun has to end whatever the engine says.
+The engine reports whether requests are unfinished, and its report changes while a node hangs: a client times out
+and leaves, a gateway retries. So a step that has begun has to end whatever the engine reports.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from stageline_runtime.termination import RuntimeFailure
 from stageline_vllm.worker_state import Operation, State, WorkerState
 
 BYSTANDER_SECONDS: Final = 3.0
-"""How much later a worker that waits for another stage or for the scheduler speaks."""
+"""Extra delay before a worker that waits for another stage or for the scheduler is reported."""
 WAIT_FOR_FEEDBACK: Final = "wait for feedback"
 
 

@@ -1,8 +1,8 @@
 """The command line and environment of one vLLM node, from the pod contract and the engine's welcome. Pure.
 
-Every node gets the same words but for its rank, since vLLM builds one configuration from them on each. What a person
-added (`extraArgs`) comes last and was checked before; what the pod's environment sets already is left alone, so that
-`template.env` can overrule a default of ours, but never what decides the group.
+Every node gets the same arguments except its rank, since each node's vLLM builds one configuration from them. User
+arguments (`extraArgs`) are last and were validated before. Variables that the pod's environment already sets are
+kept, so that `template.env` can override a default of ours, but never a setting that defines the group.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ SCHEDULER_VARIABLE: Final = "STAGELINE_VLLM_EVEN_COHORTS"
 """Set to 0, vLLM keeps its own scheduler: for comparisons."""
 
 OWN_TIMEOUT_GRACE_SECONDS: Final = 15
-"""vLLM's own limit for a step doesn't say who hung, so it comes after all those that do."""
+"""vLLM's own step timeout doesn't name the stage that hung, so it fires after all the timeouts that do."""
 
 
 def node_words(contract: PodContract, welcome: Welcome, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def node_environment(
         "VLLM_RPC_BASE_PATH": str(scratch),
         "VLLM_CACHE_ROOT": str(scratch / "vllm-cache"),
         "HOME": str(scratch),
-        "USER": "stageline",  # torch asks for a name, and a container's user may have none
+        "USER": "stageline",  # torch needs a user name, and a container's user may have none
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor-cache"),
         "TRITON_CACHE_DIR": str(scratch / "triton-cache"),
         **_interface(contract),
@@ -138,12 +138,14 @@ def node_environment(
 _NOT_PASSED_ON: Final = {
     "STAGELINE_BUS_TOKEN", "HF_TOKEN", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"
 }  # fmt: skip
-"""Secrets that vLLM has no use for, and what torch would take for a group of its own. Nor what an image may have set of
-the variables that a person may not."""
+"""Secrets that vLLM doesn't need, and variables that torch would take for a group of its own.
+
+Also variables that users may not set, in case the image sets them.
+"""
 
 
 def _own_key(contract: PodContract) -> dict[str, str]:
-    """What the server asks for; other nodes have none, and needn't know."""
+    """The server's key; other nodes have none and don't need it."""
     if contract.stage != 0:
         return {}
     return {KEY_VARIABLE: server_key(contract.bus_token, contract.group, contract.incarnation)}

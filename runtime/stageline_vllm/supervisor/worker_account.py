@@ -1,8 +1,8 @@
-"""What the workers' state files say, as the account that every stage gives: status and `stageline_stage_*`.
+"""Converts the workers' state files to the account that every stage exposes: status and `stageline_stage_*`.
 
-The files are read when something is asked for, so the seconds sum to wall time at that very moment. Time before the
-first worker had a clock counts as idle. Several workers of one stage (tensor parallel) run in step: the first one's
-clock stands for the stage, and the last one of them to get ready decides whether it is.
+The files are read on each request, so the seconds sum to wall time at that moment. Time before the first worker had
+a clock counts as idle. Several workers of one stage (tensor parallel) run in step: the first one's clock represents
+the stage, and the stage is ready when its last worker is.
 """
 
 import time
@@ -56,7 +56,7 @@ class Workers:
         self._readers = [WorkerStateReader(worker_state_path(directory, rank)) for rank in range(count)]
 
     def states(self) -> dict[int, WorkerState]:
-        """By rank, those that have written something; a file that can't be read says nothing."""
+        """By rank, for workers that have published a state; an unreadable file is omitted."""
         found: dict[int, WorkerState] = {}
         for rank, reader in enumerate(self._readers):
             try:
@@ -71,7 +71,7 @@ class Workers:
         return self.states().get(0)
 
     def phase(self) -> WorkerPhase | None:
-        """The phase of whichever is least far; None until all have begun."""
+        """The least advanced phase of the workers; None until all have begun."""
         states = self.states()
         if len(states) < len(self._readers):
             return None
@@ -132,7 +132,7 @@ class WorkerTimeline(Timeline):
         return [_record(step) for step in self._steps.steps()]
 
     def recent_moments(self) -> tuple[PlanMoments, ...]:
-        """When the newest steps were received and sent. Asked for once a second, so only those are read."""
+        """When the newest steps were received and sent. Called once a second, so it reads only those."""
         worker = self._workers.first()
         done = 0 if worker is None else worker.clock.steps_done
         return tuple(moments_of(_record(step)) for step in self._steps.steps_until(done, RECENT_STEPS))
@@ -147,7 +147,7 @@ class WorkerTimeline(Timeline):
 
 
 def _record(step: Step) -> StepRecord:
-    """A step of vLLM as a plan of the own runtime: it has no cohort of its own, and feeds nothing back by itself."""
+    """A step of vLLM as a plan of the own runtime: it has no cohort and returns no feedback of its own."""
     marks = tuple((_STATES[mark.state], mark.operation.wire_name, mark.at_nanoseconds) for mark in step.marks)
     kind = BusyKind(step.kind.name.lower())
     return StepRecord(step.seq, 0, kind, step.rows, step.tokens, -1, marks, step.end_nanoseconds)
@@ -162,7 +162,7 @@ class _Buckets(BucketCounts):
 
 @dataclass(kw_only=True)
 class WorkerProgress(StageProgress):
-    """The stage's account, from files read at the moment it is asked for."""
+    """The stage's account, from files read on each call."""
 
     workers: Workers
 
@@ -192,7 +192,7 @@ class WorkerProgress(StageProgress):
 
 
 class FreshMetrics(StageMetrics):
-    """The page, from files read at the moment it is asked for."""
+    """The metrics page, from files read on each call."""
 
     def __init__(self, progress: WorkerProgress, model_name: str) -> None:
         super().__init__(progress, model_name)

@@ -1,14 +1,14 @@
-"""The answer to an admitted request as lines of JSON, whoever writes them: core events in, one line at a time out.
+"""The answer to an admitted request as lines of JSON, for every transport: core events in, one line at a time out.
 
-The core hands each token over in its own turn of the event loop; the token becomes text at once (one token's worth of
-work, so no answer holds up another) and waits to be written, merged with what waits already. So however far a client
-lags, an answer holds at most its own output once, log probabilities packed, and a lagging client gets several tokens in
-one line, up to `MOST_DELTA_BYTES` of them. Text stands beside its token ids or after them, never before: whoever stops
-reading between any two lines has the ids of all the text it has. A line is made when it is taken.
+The core delivers each token in its own turn of the event loop. The token becomes text at once (one token's work, so
+no answer delays another) and is merged with the text that waits to be written. So however slow the client is, an
+answer holds at most its own output once, log probabilities packed. A slow client gets several tokens in one line,
+up to `MOST_DELTA_BYTES` of them. Text is sent with its token ids or after them, never before: a client that stops
+reading between any two lines has the ids of all its text. A line is built only when it is taken.
 
-An answer has exactly one `Admitted`, first, and exactly one `Finished` or `Failed`, last; a blank line says that the
-request is queued and the group at work. Whoever writes it says `close` at the end, whatever ended first: then the core
-is told to abort unless the request has ended by itself.
+An answer has exactly one `Admitted`, first, and exactly one `Finished` or `Failed`, last; a blank line means that
+the request is queued and the group at work. The writer calls `close` at the end, for any cause: then the core is
+asked to abort unless the request has ended.
 """
 
 import asyncio
@@ -34,28 +34,28 @@ from stageline_runtime.engine.text.told_prompt import PromptPiece
 logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/x-ndjson"
 MOST_LOGPROBS = 512
-"""Of one line: with twenty alternatives each they are a megabyte or two, and who reads lines takes eight at most."""
+"""Per line: with twenty alternatives each they are one or two megabytes, and clients accept lines of eight at most."""
 MOST_DELTA_BYTES = 64 * 1024
-"""Of a line of text and token ids, its frame aside: one of so many is made in a millisecond or two."""
+"""Per line of text and token ids, without its frame: such a line takes a millisecond or two to build."""
 MOST_WRITE_BYTES = 256 * 1024
-"""Lines that wait are put into one write up to so much; only one line that is longer by itself goes beyond."""
+"""Waiting lines are joined into one write up to this size; only a single longer line exceeds it."""
 MOST_BEFORE_A_LINE = MOST_WRITE_BYTES - MOST_DELTA_BYTES - 1024
-"""In a write with more than this there may be no room for another line."""
+"""A write with more than this may have no capacity for another line."""
 LARGE_LINE_BYTES = 16 * 1024
-"""Such a line took a millisecond or more to make: it ends its write, so that others have their turn before the next."""
+"""Such a line takes a millisecond or more to build: it ends its write, so that other streams run before the next."""
 _CHARACTER_BYTES = 6
 """At most, in JSON: that of a control character."""
 _TOKEN_ID_BYTES = 11
 """At most, with its comma: below 2**32."""
 QUEUED_WORD_SECONDS = 5.0
-"""How often a request that waits for a slot is said to, as long as the group begins steps: well within what a gateway
-allows a working engine to be silent."""
+"""Interval of keepalives to a request that waits for a slot while the group runs steps: well below the gateway's
+limit for a silent engine."""
 
 
 class AnswerLines:
     """Owns an admitted request until `close`.
 
-    `wake` is called, in the core's turn, for whatever begins to wait after the beginning; `on_close` once, at the end.
+    After the start, the core's turn calls `wake` when output begins to wait; `on_close` is called once, at the end.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AnswerLines:
         self._unwritten.add(Piece(start.text, (), stopped=False))
         self._cached_tokens = 0
         self._ended = False
-        """The request has ended, here or at the core: nothing more is taken, and there is nothing to abort."""
+        """The request has ended, here or at the core: further events are ignored, and there is no request to abort."""
         self._admitted_told = False
         self._word_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -111,7 +111,7 @@ class AnswerLines:
             self._wake()
 
     def next_line(self) -> bytes:
-        """The next line, without its end; blank when it only has to be said that the request still waits."""
+        """The next line, without its newline; blank as a keepalive of a request that still waits."""
         self._word_due = False
         if not self._admitted_told:
             self._admitted_told = True
@@ -126,7 +126,7 @@ class AnswerLines:
         return end.to_json()
 
     def close(self) -> None:
-        """Nothing more is wanted of it. Idempotent."""
+        """End the answer, for its writer. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -219,7 +219,7 @@ class _Unwritten:
         """Of all but the last there is no more to come."""
         self._logprobs = start.logprobs
         self.end: Finished | Failed | None = None
-        """It stays: whoever has taken it takes nothing more."""
+        """Never reset: once a caller has taken it, no line follows."""
 
     @property
     def has_any(self) -> bool:
@@ -244,11 +244,11 @@ class _Unwritten:
         self.end = event
 
     def next_prompt_piece(self) -> PromptPiece | None:
-        """The first piece of the prompt that waits; they stand before all output."""
+        """The first waiting piece of the prompt; prompt pieces precede all output."""
         return self._prompt.popleft() if self._prompt else None
 
     def next_delta(self) -> bytes | None:
-        """Output that waits, as much as is one line: of many log probabilities the beginning, and the text last."""
+        """Waiting output for one line: with many log probabilities only the first of them, and the text last."""
         if not self._deltas:
             return None
         delta, logprobs = self._deltas[0], self._logprobs
@@ -282,7 +282,7 @@ class _MergedDelta:
         self.texts: list[str] = []
         self.token_ids: list[int] = []
         self.num_bytes = 0
-        """As much as they may come to when they are written."""
+        """Upper bound of their size when written."""
 
     def add(self, text: str, token_ids: Sequence[int], num_bytes: int) -> None:
         self.texts.append(text)
@@ -291,7 +291,7 @@ class _MergedDelta:
 
 
 def _most_bytes(text: str, token_ids: Sequence[int]) -> int:
-    """As much as these may take in a line, not as much as they do: that takes writing them."""
+    """Upper bound of their size in a line; the exact size is known only after encoding."""
     return _CHARACTER_BYTES * len(text) + _TOKEN_ID_BYTES * len(token_ids)
 
 
@@ -305,6 +305,6 @@ def _parts(piece: Piece) -> Iterator[tuple[str, Sequence[int]]]:
 
 
 def delta_json(text: str, token_ids: Sequence[int], logprobs: Sequence[Mapping[str, object]] = ()) -> bytes:
-    """What `Delta` writes of itself. What is infinite is null."""
+    """The same JSON as `Delta` writes. Infinite values are null."""
     delta: dict[str, object] = {"type": "delta", "text": text, "token_ids": token_ids}
     return msgspec.json.encode(delta | {"logprobs": logprobs} if logprobs else delta)

@@ -1,9 +1,9 @@
-"""The streams of one connection: what the client says of each in, what each has to say out, in turns.
+"""The streams of one connection: parses what the client sends to each, and writes their lines round-robin.
 
-A stream is open from its `open` until its last line was taken or it is closed, which aborts its request; whatever
-still reads its prompt is cancelled then. Of a held stream nothing is taken. Each stream that has something waits in one
-line with the others and goes to its end with what it still has, so none keeps the others from being heard. One whose
-prompt is still read, or whose guide is made, says now and then that it waits. No stream's bug is another's.
+A stream is open from its `open` until its last line was taken or it is closed, which aborts its request and cancels
+the reading of its prompt. No line is taken from a held stream. All streams with lines share one queue; after each
+line a stream moves to the queue's end, so none delays the others. A stream with a prompt that is still being read,
+or a grammar that is being compiled, sends a keepalive now and then. A bug in one stream doesn't affect another.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 MOST_STREAMS: Final = 8192
 """Open at once; more are refused."""
 MOST_UNTOLD: Final = 2 * MOST_STREAMS
-"""Streams, refused ones among them, until the client reads what it was told."""
+"""Streams, including refused ones, with lines that the client has not read yet."""
 
 
 class _Stream:
@@ -59,7 +59,7 @@ class _Stream:
         return request
 
     def was_read(self) -> None:
-        """Or nobody wants it read any more."""
+        """Its request is parsed, or no longer wanted."""
         self.reading = None
         self.word_due = False
         if self.timer is not None:
@@ -67,7 +67,7 @@ class _Stream:
 
 
 class ConnectionStreams:
-    """`wake` is called when something waits after nothing did, `on_parsed` when a long request has been parsed."""
+    """`wake` is called when the first stream begins to wait, `on_parsed` when a long request has been parsed."""
 
     def __init__(self, generation: Generation, wake: Callable[[], None], on_parsed: Callable[[], None]) -> None:
         self._generation = generation
@@ -76,7 +76,7 @@ class ConnectionStreams:
         self._streams: dict[int, _Stream] = {}
         self._waiting: OrderedDict[int, _Stream] = OrderedDict()
         self._unread: dict[int, bytes] = {}
-        """Requests of streams that are open and not begun, by their number, the oldest first."""
+        """Requests of open streams that are not started, by number, the oldest first."""
         self.unread_bytes = 0
         """Of those, and of those that are being parsed."""
         self._last_number = -1
@@ -89,10 +89,11 @@ class ConnectionStreams:
         return bool(self._waiting)
 
     def obey(self, line: ClientLine) -> None:
-        """Do what the client says; streams that it opens are begun by `begin_next`, unless it closes them first.
+        """Execute the client's line; `begin_next` starts the streams that it opens, unless the client closes them
+        first.
 
         Raises:
-            BrokenConnectionError: a number comes again, or nothing is read of what it is told.
+            BrokenConnectionError: a stream number is reused, or the client doesn't read what the engine sends.
         """
         number = line.stream
         match line.word:
@@ -112,7 +113,7 @@ class ConnectionStreams:
                 assert_never(word)
 
     def close(self, number: int) -> None:
-        """Nothing more is wanted of the stream, if it is open."""
+        """Close the stream, if it is open."""
         stream = self._streams.pop(number, None)
         if stream is None:
             return
@@ -130,7 +131,8 @@ class ConnectionStreams:
             self.close(number)
 
     def next_lines(self) -> bytes:
-        """Lines that wait, for one write: a line of each stream in turn, until there are none or it is enough."""
+        """Waiting lines for one write: one line of each stream, round-robin, until none is left or the write is
+        full."""
         lines: list[bytes] = []
         num_bytes = 0
         while self._waiting and num_bytes <= MOST_BEFORE_A_LINE:
@@ -214,7 +216,7 @@ class ConnectionStreams:
             self._give_back(stream)
 
     def _give_back(self, stream: _Stream) -> None:
-        """Its request is parsed, or nobody wants it: a task that is cancelled before it begins never says so."""
+        """Its request is parsed or no longer wanted; a task cancelled before it starts never reports that."""
         if stream.unread:
             self.unread_bytes -= stream.unread
             stream.unread = 0
@@ -245,7 +247,7 @@ class ConnectionStreams:
 
     @contextmanager
     def _ending(self, stream: _Stream, what: str) -> Iterator[None]:
-        """Whatever keeps its request from being started is the stream's last word; a bug is logged as `what`."""
+        """An error that prevents the start of its request becomes the stream's last line; a bug is logged as `what`."""
         try:
             yield
         except EngineRefusal as refusal:
@@ -262,7 +264,7 @@ class ConnectionStreams:
         self._wait_if_any(stream)
 
     def _wait_if_any(self, stream: _Stream) -> None:
-        """Where it has something to say, may say it, and is still open, it waits with the others."""
+        """Queue the stream if it has lines, is not held, and is still open."""
         number = stream.number
         if number in self._waiting or stream.is_held or number not in self._streams or not stream.has_waiting:
             return

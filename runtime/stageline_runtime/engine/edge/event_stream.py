@@ -1,7 +1,7 @@
 """The streamed answer of `POST /v1/generate`: the lines of one request, written as fast as its client reads.
 
-Two tasks: one writes what waits, one waits for the client to leave. Whatever ends first, the answer is closed, which
-aborts its request unless that has ended by itself.
+One task writes the waiting lines, another waits for the client to leave. When either ends, the answer is closed,
+which aborts its request unless that has ended.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ class EventStream(Response):
                 await self._filled.wait()
             body = _waiting_lines(answer)
             if answer.is_over:
-                answer.close()  # Whoever reads the end may use the id again.
-            # Waits while the client's socket is full; what comes meanwhile is merged.
+                answer.close()  # A client that has read the end may reuse the id.
+            # Waits while the client's socket is full; new output is merged until it isn't.
             await send({"type": "http.response.body", "body": body, "more_body": not answer.is_over})
             if answer.has_waiting:
                 await asyncio.sleep(0)  # others have their turn, whether or not the socket is full

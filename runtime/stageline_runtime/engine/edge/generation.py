@@ -1,7 +1,7 @@
-"""A request to generate, from its checked form to the core: its prompt is read, its guide made ready, its id noted.
+"""A request to generate, from its validated form to the core: reads its prompt, prepares its grammar, records its id.
 
-Both ways to ask, a request of its own and a line among many, go through here. Long prompts and chat templates are read
-in a worker thread, so that no client slows another's tokens. The core is used from the event loop only.
+Both kinds of request, single and multiplexed, use this module. Long prompts and chat templates are read in a worker
+thread, so that no client slows another's tokens. The core is used from the event loop only.
 """
 
 import asyncio
@@ -30,12 +30,13 @@ ReadRequest = tuple[AdmittedRequest, OutputStart]
 
 
 class ReadingThreads:
-    """Where prompts are read that are not quick: one thread for large ones, one for the rest, one for long bodies.
+    """Threads that read prompts which are not quick: one for large prompts, one for the others, one for long bodies.
 
-    Every chat needs one for its template. A prompt of megabytes takes seconds to tokenize: such ones wait for each
-    other, and nobody else for them. Bodies are parsed beside that, since what stands behind them on a connection is
-    read once they are. There are no more threads because parsing and templates are Python's: of several only one runs,
-    and each has the event loop wait for the interpreter's lock once more between two tokens.
+    Every chat needs a thread for its template. A prompt of megabytes takes seconds to tokenize: such prompts wait
+    only for each other, and delay no others. Bodies are parsed in a separate thread, since later lines of a
+    connection are read only once they are parsed. More threads would not help, because parsing and templates are
+    Python code: only one thread runs at a time, and each makes the event loop wait for the interpreter lock once
+    more between two tokens.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class ReadingThreads:
         self._for_bodies = ThreadPoolExecutor(max_workers=1, thread_name_prefix="bodies")
 
     async def run(self, size: int, work: Callable[[], Done]) -> Done:
-        """`work` on so many characters or ids, off the event loop."""
+        """Run `work`, which costs `size` characters or ids, off the event loop."""
         threads = self._for_large if size > LARGE else self._for_rest
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
@@ -80,7 +81,7 @@ class Generation:
         return await self._threads.parse(lambda: parse_request(written))
 
     def read_at_once(self, request: GenerateRequest) -> ReadRequest | None:
-        """The request as the core takes it; None where that takes long or has to wait: `read` it then.
+        """The request as the core accepts it; None if parsing it is slow or has to wait: use `read` then.
 
         Raises:
             EngineRefusal: it can't be served.
@@ -88,7 +89,7 @@ class Generation:
         return self._read(request) if is_quick(request) and request.sampling.guide is None else None
 
     async def read(self, request: GenerateRequest) -> ReadRequest:
-        """The request as the core takes it, its guide ready.
+        """The request as the core accepts it, with its grammar ready.
 
         Raises:
             EngineRefusal: it can't be served, or not now.
@@ -102,10 +103,11 @@ class Generation:
         return done
 
     def start(self, asked: GenerateRequest, read: ReadRequest, wake: Callable[[], None]) -> AnswerLines:
-        """Hand the request to the core. No await: between this and who closes the answer nothing can be lost.
+        """Submit the request to the core. No await: until the caller is ready to close the answer, nothing can be
+        lost.
 
         Raises:
-            EngineRefusal: its id is in use, or the core or the room for told prompts doesn't take it now.
+            EngineRefusal: its id is in use, or the core or the budget for prompt reports doesn't accept it now.
         """
         request, start = read
         request_id = request.request_id

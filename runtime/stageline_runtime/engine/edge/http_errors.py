@@ -1,4 +1,4 @@
-"""HTTP answers for what is refused: an `EngineError` body that names the field, the value and the rule."""
+"""HTTP responses for refused requests: an `EngineError` body that names the field, the value and the rule."""
 
 import math
 import re
@@ -65,7 +65,7 @@ def body_too_large(max_body_bytes: int) -> EngineRefusal:
 
 
 def internal_error_response() -> Response:
-    """The answer after a bug: it says so, and where to look, and nothing of the program's inside."""
+    """The response after a bug: it refers to the log and exposes no internals."""
     failed = Failed(message="The engine failed on this request; its log says why.")
     return Response(failed.to_json(), status_code=500, media_type="application/json")
 
@@ -84,6 +84,6 @@ def _param(fields: list[str | int]) -> str:
 
 
 def _shorten(value: object) -> str:
-    # However large the value is, its beginning alone is written out.
+    # Only the start of the value is formatted, however large it is.
     shown = repr(value[: MAX_SHOWN_CHARACTERS + 1]) if isinstance(value, str) else _BOUNDED.repr(value)
     return shown if len(shown) <= MAX_SHOWN_CHARACTERS else shown[:MAX_SHOWN_CHARACTERS] + "…"

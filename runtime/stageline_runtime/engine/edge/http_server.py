@@ -15,8 +15,8 @@ from stageline_api.http_connection import HttpConnection
 from stageline_runtime.termination import RuntimeFailure
 
 IDLE_SECONDS = 75
-"""How long a connection may stay without a request: longer than the gateway keeps one (30 s), so that it lets go first
-and never asks on a connection that is closing."""
+"""How long a connection may stay idle: longer than the gateway keeps one (30 s), so that the gateway closes it first
+and never sends on a connection that is closing."""
 
 
 class _Server(uvicorn.Server):
@@ -36,12 +36,12 @@ async def serving(
     before_end: Callable[[], None],
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Answer on the engine's two ports of `host`; at the end, clients have `linger_seconds` to read their streams.
+    """Serve the engine's two ports of `host`; at the end, clients have `linger_seconds` to read their streams.
 
-    `before_end` is called first then: whatever would stay open with nothing to say has to end.
+    `before_end` is called first then, to end connections that would stay open without traffic.
 
-    With `tls` the first of them speaks HTTPS. The second, for probes and figures, never does: no prompt, token or key
-    crosses there, and who scrapes it knows no certificates.
+    With `tls` the first port serves HTTPS. The second, for probes and metrics, never does: it carries no prompt,
+    token or key, and its scrapers have no certificates.
 
     Raises:
         RuntimeFailure: a port can't be listened on.

@@ -1,10 +1,10 @@
 """`POST /v1/multiplexed` as an ASGI response: the client's lines are read while the streams' lines are written.
 
-One task reads, one begins what was opened, one writes. Reading goes ahead, so that a request whose client has left is
-closed before it costs anything. The writer takes what all streams have to say and sends it at once; while it waits for
-a client that is slow to read, what comes is merged in each stream. The body ends when no stream is left and the engine
-leaves, or when the client has ended its own or broken what is agreed; a client that leaves, or breaks it, aborts all of
-its streams.
+One task reads, one starts the opened streams, one writes. Reading has priority, so that a request is closed before
+it costs anything if its client has left. The writer takes the waiting lines of all streams and sends them at once;
+while it waits for a slow client, new output is merged in each stream. The body ends when no stream is left and the
+engine shuts down, or when the client has ended its own body or violated the protocol. A client that leaves or
+violates the protocol aborts all of its streams.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 TURN_SECONDS: Final = 0.002
 """For so long the lines of a burst are obeyed in one turn of the event loop, so that their requests start together."""
 MAX_UNREAD_BYTES: Final = 4 * 1024 * 1024
-"""Of requests that were opened on a connection and not parsed; then nothing is read of it."""
+"""Limit for opened, unparsed requests of a connection; above it, reading pauses."""
 
 
 class MultiplexedConnections:
@@ -57,7 +57,7 @@ class MultiplexedAnswers(Response):
         self._connections = connections
         self._filled = asyncio.Event()
         self._opened = asyncio.Event()
-        """Something waits to be begun."""
+        """Set when an opened stream waits for its start."""
         self._begun = asyncio.Event()
         self._streams = ConnectionStreams(generation, self._filled.set, self._begun.set)
         self._ends_when_idle = False
@@ -87,16 +87,16 @@ class MultiplexedAnswers(Response):
                 raise end
 
     async def _write(self, send: Send) -> None:
-        # At once, so that the client knows it was let in.
+        # At once, so that the client knows that it was admitted.
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         streams = self._streams
         while streams or not self._ends_when_idle:
             self._filled.clear()
             if lines := streams.next_lines():
-                # Waits while the client's socket is full; what comes meanwhile is merged.
+                # Waits while the client's socket is full; new output is merged until it isn't.
                 await send({"type": "http.response.body", "body": lines, "more_body": True})
             if streams.has_waiting:
-                await asyncio.sleep(0)  # others have their turn, whether or not the socket is full
+                await asyncio.sleep(0)  # lets other tasks run, whether or not the socket is full
             elif streams or not self._ends_when_idle:
                 await self._filled.wait()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -110,14 +110,14 @@ class MultiplexedAnswers(Response):
             self._streams.close_all()
         self.end_when_idle()
         while (await receive())["type"] != "http.disconnect":
-            pass  # Nothing of it counts any more.
+            pass  # Further data is discarded.
 
     async def _obey_all(self, receive: Receive) -> None:
-        """Returns when the client has said all it will, or has left.
+        """Returns when the client has ended its body, or has left.
 
         Raises:
-            BrokenConnectionError: what it says breaks what is agreed.
-            UnreadableLineError: nobody knows what it says.
+            BrokenConnectionError: a line violates the protocol.
+            UnreadableLineError: a line can't be parsed.
         """
         cutter = LineCutter()
         while (message := await receive())["type"] == "http.request":
@@ -136,7 +136,7 @@ class MultiplexedAnswers(Response):
         self._streams.close_all()
 
     async def _begin_or_leave(self) -> None:
-        """Begin what was opened, for a turn; `_begin_all` continues while more is read. Waits if too much is unread."""
+        """Start opened streams for a turn; `_begin_all` continues while more is read. Waits if too much is unread."""
         if not self._opened.is_set() and self._begin_for_a_turn():
             self._opened.set()
         while self._streams.unread_bytes > MAX_UNREAD_BYTES:

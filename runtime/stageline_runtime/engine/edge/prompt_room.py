@@ -1,7 +1,7 @@
-"""Room for log probabilities of prompts that wait in the engine for their clients, counted before they are made.
+"""Budget for log probabilities of prompts that wait in the engine for their clients, reserved in advance.
 
-A request takes all it may come to need when it is admitted, for nothing holds the stages back while a client lags. So
-what they hold together is bounded, whatever clients do.
+A request reserves its maximum when it is admitted, because a slow client never holds the stages back. So their
+total memory is bounded for any client behaviour.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from stageline_runtime.plan_bus.prompt_report import report_bytes
 
 
 def needed_bytes(request: AdmittedRequest) -> int:
-    """What log probabilities of the request's prompt take, at most."""
+    """Upper bound in bytes of the log probabilities of the request's prompt."""
     top_count = request.sampling.num_top_prompt_logprobs
     if top_count is None:
         return 0
@@ -26,10 +26,10 @@ class PromptRoom:
     held_bytes: int = 0
 
     def take(self, request: AdmittedRequest) -> int:
-        """Count what the request needs; returns the bytes, to `give_back` at its end.
+        """Reserve the request's bytes; returns them, for `give_back` at its end.
 
         Raises:
-            PromptError: it needs more than there is, naming `prompt_logprobs`.
+            PromptError: it needs more than the whole budget, naming `prompt_logprobs`.
             EngineRefusal: it needs more than is free now.
         """
         size_bytes = needed_bytes(request)
@@ -47,5 +47,5 @@ class PromptRoom:
         return size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """A request that took so much is over."""
+        """Release the bytes of a finished request."""
         self.held_bytes -= size_bytes

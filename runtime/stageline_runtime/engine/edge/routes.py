@@ -1,6 +1,6 @@
-"""The engine's HTTP interface for who shows its key: generation, tokenizing, drain, and what it says of itself.
+"""The engine's HTTP interface for clients with a key: generation, tokenizing, drain, and its state.
 
-Bodies are read and checked here, and nothing unchecked passes; what becomes of a request to generate is `generation`'s.
+Bodies are read and validated here; `generation` handles the requests to generate.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ MAX_BODY_BYTES = MOST_LINE_BYTES
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_REQUEST_ID_CHARACTERS = 128
 PROBES = frozenset({"/healthz", "/readyz"})
-"""What a kubelet asks, which knows no key."""
+"""Paths of the kubelet's probes, which carry no key."""
 
 
 def build_app(
@@ -55,7 +55,8 @@ def build_app(
 ) -> FastAPI:
     """The engine's application. Every answer to `/v1/generate` carries `X-Request-Id`.
 
-    With `keys` every request but a probe must show one of them. Whoever serves it lets `connections` leave at the end.
+    With `keys` every request except a probe must carry one of them. The server that runs it lets `connections`
+    leave at the end.
     """
 
     async def check_caller(request: Request) -> None:
@@ -101,7 +102,8 @@ def _add_multiplexed(app: FastAPI, generation: Generation, connections: Multiple
 
 
 def _add_tokenize_routes(app: FastAPI, reader: PromptReader, threads: ReadingThreads, max_body_bytes: int) -> None:
-    """A prompt as generation would read it, and ids as text; neither asks the core, so both work in any phase."""
+    """Routes that tokenize a prompt as generation does, and decode ids; neither uses the core, so both work in any
+    phase."""
 
     def tokenize(asked: TokenizeRequest) -> Tokenized:
         token_ids = reader.tokenize(asked.prompt, asked.add_special_tokens)
@@ -136,7 +138,7 @@ def _add_rest(app: FastAPI, core: EngineCoreApi) -> None:
 
 
 class _GenerateRoute:
-    """One request by itself, for people who debug an engine: its refusal is a status, its id is echoed."""
+    """A single request, for people who debug an engine: its refusal is a status, its id is echoed."""
 
     def __init__(self, generation: Generation, max_body_bytes: int) -> None:
         self._generation = generation
@@ -164,7 +166,7 @@ class _GenerateRoute:
 
 
 def _is_plain(request_id: str) -> bool:
-    """Whether an id may go into a header as it is: short, printable ASCII."""
+    """Whether an id may be copied into a header: short, printable ASCII."""
     return len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id.isascii() and request_id.isprintable()
 
 

@@ -1,7 +1,7 @@
-"""What an engine says of itself, for probes, Prometheus, the operator and people: GETs that change nothing.
+"""The engine's own state, for probes, Prometheus, the operator and people: read-only GETs.
 
-The same routes are on two ports. On the engine's own a caller shows a key, as for everything there, except probes. On
-the port of the state nothing else is, and no key is asked: whoever scrapes can then not generate.
+The same routes are on two ports. On the engine's own port a caller needs a key, as for all its routes except
+probes. The state port has only these routes and needs no key, so that a scraper can't generate.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class UnwelcomeError(Exception):
 def build_state_app(
     core: EngineCoreApi, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]
 ) -> FastAPI:
-    """The application of the port that asks for no key."""
+    """The application of the port without keys."""
     app = FastAPI(title="stageline engine's state", openapi_url=None, dependencies=[Depends(_check_page)])
     add_error_answers(app)
     add_state_routes(app, core)
@@ -47,7 +47,7 @@ def add_state_routes(app: FastAPI, core: EngineCoreApi) -> None:
 
     @app.get("/healthz")
     async def healthz() -> Response:
-        """Alive unless failed: what a liveness probe asks."""
+        """Liveness probe: alive unless failed."""
         state = core.status()
         return json_answer(state, 503 if state.phase is Phase.FAILED else 200)
 
@@ -64,7 +64,7 @@ def add_state_routes(app: FastAPI, core: EngineCoreApi) -> None:
 
 
 def add_stage_routes(app: FastAPI, stages: Callable[[], GroupStages], clocks: Callable[[], GroupClocks]) -> None:
-    """Add both; each answers with what is known at the moment, also while the group still forms."""
+    """Add both; each answers with the current state, even while the group still forms."""
 
     @app.get("/stages")
     async def answer_stages() -> Response:

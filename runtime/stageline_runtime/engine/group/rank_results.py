@@ -50,7 +50,7 @@ class RankResults:
 
 
 class ReadyCounts:
-    """How many ranks have made ready what was asked of all of them, by number."""
+    """Counts, by number, the ranks that have finished a preparation requested of all of them."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

@@ -1,8 +1,8 @@
-"""The engine's hold on its stages: handshake, the cut, and one ordered channel to all of them.
+"""The engine's connections to its stages: handshake, the cut, and one ordered channel to all of them.
 
 The engine waits for every stage's `Hello`, decides the cut from the model's config and the reported memory, and
-welcomes all at once. It sizes the cache once all stages on devices have measured what is left for it; without any, at
-once. From the welcome on a connection that ends is a lost peer and ends the group.
+sends all welcomes at once. It sizes the cache once all stages on devices have measured their remaining memory;
+without such stages, at once. After the welcome a connection that ends is a lost peer and ends the group.
 """
 
 import asyncio
@@ -118,7 +118,7 @@ class StageGroup:
         """Maximum tokens of a plan; known once stages are welcomed."""
         self._computed_at = float("-inf")
         self.failure: asyncio.Future[RuntimeFailure] = asyncio.get_running_loop().create_future()
-        """Resolves with the reason once the group can't go on."""
+        """Resolves with the reason once the group has failed."""
 
     @property
     def _all_places(self) -> frozenset[Place]:
@@ -145,7 +145,7 @@ class StageGroup:
 
     @property
     def weights(self) -> str:
-        """Digest of the weights that all stages hold; empty until one has said."""
+        """Digest of the weights that all stages hold; empty until one has reported it."""
         return next((hello.weights for _, hello in sorted(self._hellos.items()) if hello.weights), "")
 
     async def listen(self) -> None:
@@ -191,10 +191,10 @@ class StageGroup:
         return frozenset(place for place in self._all_places if place.stage in stages)
 
     async def form_nodes(self) -> None:
-        """The same, where each stage is a node of another engine, which sizes its cache by itself.
+        """Like `form`, but each stage is a node of another engine, which sizes its own cache.
 
         Raises:
-            RuntimeFailure: a stage did not come or load in time, or the cut can't be made.
+            RuntimeFailure: a stage did not connect or load in time, or the cut can't be made.
         """
         await self._all_connected()
         self._send_welcomes(welcome_supervisors(self._stage_hellos, self._contract, self.model, self._model_dir))
@@ -207,7 +207,7 @@ class StageGroup:
             connection.send_frame(frame)
 
     def ping(self, stage: int, message: Ping) -> None:
-        """Ask a stage's first rank, whose clock is the stage's."""
+        """Ping a stage's first rank; its clock counts as the stage's clock."""
         self._connections[Place(stage)].send_frame(encode_frame(message))
 
     def prepare_guide(self, message: PrepareGuide) -> None:
@@ -219,7 +219,7 @@ class StageGroup:
                 sampler.send_frame(frame)
 
     def connected_stages(self) -> GroupStages:
-        """The stages that have said hello and are still there, and where they answer."""
+        """The connected stages that have sent a hello, and their addresses."""
         return GroupStages(
             served_name=self.config.served_name,
             stage_count=self._contract.stage_count,
@@ -237,7 +237,7 @@ class StageGroup:
         return here is not None and first is not None and here.host == first.host
 
     def seconds_since_computing(self) -> float:
-        """Since a stage last said that it still computes a long plan."""
+        """Seconds since a stage last reported that it still computes a long plan."""
         return time.monotonic() - self._computed_at
 
     def expect_closing(self) -> None:
@@ -399,7 +399,7 @@ async def form_scheduler(group: StageGroup, max_waiting: int) -> Scheduler:
 
 
 def _speculation(config: SpeculativeConfig, draft: DraftModel | None) -> Speculation:
-    """Drafts that cost nothing: what they cost is measured at warm-up."""
+    """Drafts with zero cost; the warm-up measures the cost."""
     context_tokens = 0 if draft is None else draft.config.context_length
     return Speculation(
         config.tokens,

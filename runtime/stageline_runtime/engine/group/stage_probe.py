@@ -1,7 +1,7 @@
-"""What the engine asks the stages while they run: their clocks and newest plans, and what follows from the answers.
+"""The engine's probes of running stages: their clocks and newest plans, and the figures derived from the answers.
 
-One question per stage is out at a time, about one a second; a stage answers between two plans, so its runner's thread
-pays nothing for it. `StageClocks` and `LinkLatency` are pure: time is an argument.
+One probe per stage is in flight at a time, about one a second; a stage answers between two plans, so its runner's
+thread pays nothing for it. `StageClocks` and `LinkLatency` are pure: time is an argument.
 """
 
 import time
@@ -19,7 +19,7 @@ DRIFT_PARTS_PER_MILLION: Final = 30
 """Two clocks, each off by at most 15 ppm (RFC 5905 calls it PHI)."""
 PING_NANOSECONDS: Final = 1_000_000_000
 LOST_NANOSECONDS: Final = 10_000_000_000
-"""A stage that has not answered for so long is asked again."""
+"""A stage that has not answered for this long is probed again."""
 
 
 class StageProbe:
@@ -73,7 +73,7 @@ class Exchange:
 
 
 def exchange(pong: Pong, now_nanoseconds: int) -> Exchange:
-    """What one answer says, come at `now_nanoseconds` of the engine's clock."""
+    """The measurement from one answer, received at `now_nanoseconds` of the engine's clock."""
     sent, received = pong.ping_nanoseconds, pong.received_nanoseconds
     offset = ((received - sent) + (pong.sent_nanoseconds - now_nanoseconds)) // 2
     round_trip = (now_nanoseconds - sent) - (pong.sent_nanoseconds - received)
@@ -81,13 +81,14 @@ def exchange(pong: Pong, now_nanoseconds: int) -> Exchange:
 
 
 class StageClocks:
-    """How far each stage's clock is from the engine's, from exchanges over the plan bus.
+    """The offset of each stage's clock from the engine's, from exchanges over the plan bus.
 
-    The arithmetic is NTP's (RFC 5905, section 8): with the engine's clock at sending T1 and at receiving T4, the
-    stage's at receiving T2 and at sending T3, offset = ((T2 - T1) + (T3 - T4)) / 2 and round trip = (T4 - T1) - (T3 -
-    T2). The offset is wrong by at most half the round trip, whatever the two directions took. A stage answers between
-    two plans, so most exchanges of a busy stage are slow ones: of the last exchanges the one with the smallest bound
-    counts (section 10 calls it the clock filter), its bound growing with age by what two clocks may drift apart.
+    The arithmetic is NTP's (RFC 5905, section 8). The engine's clock gives T1 at sending and T4 at receiving, the
+    stage's T2 at receiving and T3 at sending. Offset = ((T2 - T1) + (T3 - T4)) / 2 and round trip = (T4 - T1) - (T3
+    - T2). The offset's error is at most half the round trip, for any split between the two directions. A stage
+    answers between two plans, so most exchanges of a busy stage are slow. So the recent exchange with the smallest
+    error bound counts (section 10 calls it the clock filter); the bound grows with age by the possible drift
+    between two clocks.
     """
 
     def __init__(self) -> None:
@@ -137,14 +138,14 @@ class Latencies:
     transfers: tuple[tuple[int, float], ...]
     """(receiving stage, seconds from the start of the send to the end of a receive that was already waited on)."""
     feedback: tuple[float, ...]
-    """Seconds from the last stage's send of a plan's sampled rows until the first stage has taken them."""
+    """Seconds from the last stage's send of a plan's sampled rows until the first stage has received them."""
 
 
 class LinkLatency:
-    """What the links between stages take, matched from the moments that both ends tell with each clock comparison.
+    """Latency of the links between stages, matched from the times that both ends report with each clock exchange.
 
-    A sample of the plans, each looked at once. Readings of two stages are compared on the engine's clock, so a latency
-    is wrong by up to the two clocks' error bounds.
+    A sample of the plans, each measured once. Readings of two stages are compared on the engine's clock, so a
+    latency is wrong by up to the two clocks' error bounds.
     """
 
     def __init__(self, stage_count: int) -> None:
@@ -171,7 +172,7 @@ class LinkLatency:
         for seq in self._unseen(f"hidden {receiver}", sorted(sent.keys() & got.keys())):
             began, waiting, received = sent[seq].send_began, got[seq].receive_began, got[seq].received
             if began is None or waiting is None or received is None or waiting - shift > began:
-                continue  # The tensor waited for the stage, which says nothing about the link.
+                continue  # The tensor waited for the stage, so this sample doesn't measure the link.
             found.append(max(0, received - shift - began) / 1e9)
         return found
 

@@ -1,6 +1,6 @@
-"""What the ranks of a stage say, put together for the stage: their hellos, what they measured, what devices they have.
+"""Combines the reports of a stage's ranks into one for the stage: hellos, measurements, devices.
 
-Pure. Ranks of a stage are in one container; on devices each has one of its own, or nobody has.
+Pure. Ranks of a stage are in one container; either each has a device of its own, or none has.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from stageline_runtime.termination import RuntimeFailure
 
 
 def hellos_of_stages(hellos: Mapping[Place, Hello]) -> dict[int, Hello]:
-    """What each stage says: its first rank's hello, with what the rank with the least memory sees of it.
+    """Each stage's report: its first rank's hello, with the memory of the rank that has the least.
 
     Ranks of a stage are in one container, so they load the same files and share one machine.
     """
@@ -65,7 +65,7 @@ def check_devices_of_ranks(hellos: Mapping[Place, Hello], config: RuntimeConfig)
 
 
 def refused_ranks(config: RuntimeConfig, rule: str) -> RuntimeFailure:
-    """Why so many ranks can't be had, naming the field that asks for them."""
+    """Why the requested number of ranks isn't available, naming the field that requests it."""
     tensor, experts = config.tensor_ranks, config.expert
     field = f"spec.parallelism.expert {experts}" if experts > 1 else f"spec.parallelism.tensor {tensor}"
     return RuntimeFailure(FailureClass.BAD_CONFIG, f"{field}: {rule}", operation="check the ranks")

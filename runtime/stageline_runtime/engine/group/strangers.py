@@ -1,4 +1,4 @@
-"""Connections to the plan bus whose other end has not shown who it is: few, soon over, and never heard at length."""
+"""Limits for unauthenticated connections to the plan bus: in number, time and frame size."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class Strangers:
         self._untold = 0
 
     def forget(self, connection: EngineBusConnection) -> str:
-        """It has answered, or is gone; returns what it was challenged with, nothing for one that wasn't."""
+        """It has answered, or is gone; returns its challenge, empty if it had none."""
         nonce, overdue = self._nonces.pop(connection, ("", None))
         if overdue is not None:
             overdue.cancel()

@@ -1,6 +1,7 @@
-"""What the engine answers to the stages' hellos: a refusal, or the cut and the sizes for all of them at once. Pure.
+"""The engine's answer to the stages' hellos: a refusal, or the cut and the sizes for all of them at once. Pure.
 
-How tensors cross and what is captured is decided here too, once for all stages, so that no two of them can disagree.
+It also decides once for all stages how tensors are transferred and which graphs are captured, so that no two stages
+can disagree.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -65,12 +66,12 @@ def welcome_stages(
     draft: DraftModel | None = None,
     of_ranks: Collection[Hello] = (),
 ) -> dict[int, Welcome]:
-    """Each stage's welcome, once every stage has said hello; the last stage holds `draft` as well. `of_ranks`: what all
-    ranks have said, where stages have several.
+    """Each stage's welcome, once every stage has sent its hello; the last stage also holds `draft`. `of_ranks`: the
+    hellos of all ranks, where stages have several.
 
     Raises:
-        RuntimeFailure: class BadConfig (the cut can't be made), OutOfMemory (by what is counted before anything is
-            loaded, naming how much is missing) or ModelLoad (stages hold different weights).
+        RuntimeFailure: class BadConfig (the cut can't be made), OutOfMemory (estimated before anything is loaded,
+            naming how much is missing) or ModelLoad (stages hold different weights).
     """
     config = contract.config
     check_weights(hellos, config.source)
@@ -118,7 +119,7 @@ def size_loaded_cache(
     model: ModelConfig,
     draft: DraftModel | None = None,
 ) -> CacheSize:
-    """The cache, by what stages measured; where one did not, by what is counted.
+    """The cache size, from the stages' measurements, or from an estimate for a stage without one.
 
     Raises:
         RuntimeFailure: class OutOfMemory, naming how much is missing.
@@ -140,7 +141,7 @@ def _all_on_devices(hellos: Mapping[int, Hello]) -> bool:
 
 
 def measuring_stages(hellos: Mapping[int, Hello]) -> frozenset[int]:
-    """The stages that will say what they measured: those on devices."""
+    """The stages that will report measurements: those on devices."""
     return frozenset(stage for stage, hello in hellos.items() if hello.device)
 
 
@@ -180,7 +181,7 @@ def welcome_supervisors(
 
 
 def check_weights(hellos: Mapping[int, Hello], source: str) -> None:
-    """Check that all stages that can tell would load the same weights: the tokens of a mixed group are nobody's.
+    """Check that all stages that report a digest would load the same weights; mixed weights give meaningless tokens.
 
     Raises:
         RuntimeFailure: class ModelLoad, naming the first stage that differs from those before it.
@@ -200,7 +201,7 @@ def check_weights(hellos: Mapping[int, Hello], source: str) -> None:
 
 @contextmanager
 def _names_widening(dtype: str, model: ModelConfig) -> Iterator[None]:
-    """Where memory is short, say that the model's own format takes half of it."""
+    """If memory is short, add to the error that the model's own format needs half of it."""
     try:
         yield
     except RuntimeFailure as failure:
@@ -330,11 +331,12 @@ def choose_transport(hellos: Iterable[Hello], *, needs_host: bool = False) -> Tr
 def choose_graphs(
     asked: str, hellos: Mapping[int, Hello], model: ModelConfig, *, dtype: str, ranks: int = 1
 ) -> GraphMode:
-    """The most that the group captures. `auto` asks for none where a stage runs on the CPU, for a mixture of experts
-    that some stage's device would wait for, and where a stage has several `ranks`, whose exchanges can't be captured.
+    """The fullest graph mode that the group supports. `auto` selects none where a stage runs on the CPU and for a
+    mixture of experts that some stage's device would wait for. It also selects none where a stage has several `ranks`,
+    since their exchanges can't be captured.
 
     Raises:
-        RuntimeFailure: class BadConfig, when graphs are asked for and a stage runs on the CPU.
+        RuntimeFailure: class BadConfig, when graphs are requested and a stage runs on the CPU.
     """
     on_cpu = [stage for stage, hello in sorted(hellos.items()) if not hello.device]
     if asked == "auto":
@@ -355,5 +357,5 @@ def _queues_experts(hellos: Mapping[int, Hello], dtype: str) -> bool:
 
 
 def memory_owner(hello: Hello) -> str:
-    """Whose memory the stage's `available_bytes` is: stages with the same owner share it."""
+    """Owner of the memory that the stage reports as `available_bytes`: stages with the same owner share it."""
     return hello.device or hello.memory or hello.host

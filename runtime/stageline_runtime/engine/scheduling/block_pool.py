@@ -1,13 +1,14 @@
 """The blocks of one KV cache: which are referenced, which are free, and what the others still hold. Pure.
 
-A block that is full of tokens that are known is *cached*: it can be found by the whole sequence of tokens up to its
-end, and any number of requests may reference it. Keys and values of a block follow from these tokens and from nothing
-else, so the path of token blocks itself is the key, and two sequences never share a block by chance. Each salt has a
-tree of its own, so that nobody without it can tell, by how fast an answer begins, what others have asked.
+A block full of known tokens is *cached*: it can be found by the whole sequence of tokens up to its end, and any
+number of requests may reference it. A block's keys and values depend only on these tokens, so the path of token
+blocks itself is the key, and two sequences never share a block by chance. Each salt has a tree of its own, so that
+a client without the salt can't infer from an answer's latency what others have asked.
 
-A cached block that nobody references stays of use until its room is needed, the longest unused first. Who references a
-block references all before it, and gives them up from the last to the first, so a block never goes before those that
-follow it. Blocks that lie side by side in memory are read as one, so a sequence gets neighbours where it can.
+An unreferenced cached block stays usable until its space is needed; the longest unused is evicted first. A request
+that references a block references all before it and releases them from the last to the first, so a block is never
+evicted before those that follow it. Adjacent blocks in memory are read as one, so a sequence gets neighbours where
+it can.
 """
 
 from collections import Counter, OrderedDict
@@ -23,7 +24,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A block whose tokens are known, as a node of the tree."""
+    """A block with known tokens, as a node of the tree."""
 
     number: int
     tokens: Tokens
@@ -46,7 +47,7 @@ class BlockPool:
         self._cached: dict[int, CachedBlock] = {}
         """By number, referenced or not."""
         self._unused: OrderedDict[int, None] = OrderedDict()
-        """Cached blocks that nobody references, the longest unused first."""
+        """Unreferenced cached blocks, the longest unused first."""
         self._roots: dict[str, dict[Tokens, CachedBlock]] = {}
         self._names: Counter[str] = Counter()
 
@@ -57,7 +58,7 @@ class BlockPool:
 
     @property
     def num_unused(self) -> int:
-        """Blocks that nobody references and that may still be of use."""
+        """Cached blocks without a reference."""
         return len(self._unused)
 
     def references(self, block: int) -> int:
@@ -68,7 +69,7 @@ class BlockPool:
         return set(self._names)
 
     def name(self, cached: CachedBlock, name: str) -> None:
-        """A beginning of a prompt ends in this block."""
+        """A named prefix of a prompt ends in this block."""
         if name in cached.names:
             return
         if len(cached.names) == MAX_NAMES:
@@ -77,13 +78,13 @@ class BlockPool:
         self._names[name] += 1
 
     def make_room(self, num_blocks: int) -> None:
-        """See that so many blocks are free, at the cost of those that are of use to nobody now."""
+        """Ensure that this many blocks are free, by evicting unreferenced cached ones."""
         assert num_blocks <= self.num_available, f"{num_blocks} blocks of {self.num_available} that are available"
         while self._num_free < num_blocks:
             self._forget(self._unused.popitem(last=False)[0])
 
     def take(self, near: int) -> int:
-        """Reference one more block, the free one at or behind `near` if there is one. `make_room` comes first."""
+        """Reference one more block, preferably the free one at or after `near`. Call `make_room` first."""
         block = self._is_free.find(1, near)
         if block < 0:
             block = self._is_free.index(1)
@@ -98,7 +99,7 @@ class BlockPool:
         self._references[cached.number] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Give up references to a request's blocks; the last of its positions must come first."""
+        """Release a request's references to its blocks; the last of its positions must come first."""
         for block in blocks:
             self._references[block] -= 1
             if self._references[block]:
@@ -109,9 +110,8 @@ class BlockPool:
                 self._free(block)
 
     def find(self, tokens: Tokens, salt: str) -> list[CachedBlock]:
-        """The cached blocks of the longest known beginning of `tokens`, but for the last token: that has to be computed
-        for there to be something to sample from.
-        """
+        """The cached blocks of the longest known prefix of `tokens`, without the last token: it has to be computed
+        so that there are logits to sample from."""
         found: list[CachedBlock] = []
         followers = self._roots.get(salt, {})
         for start in range(0, len(tokens) - BLOCK_TOKENS, BLOCK_TOKENS):

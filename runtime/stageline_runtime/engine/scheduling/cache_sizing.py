@@ -32,7 +32,7 @@ class CacheSize:
     num_ranks: int = 1
     """Ranks of a stage among which the slots are divided, each with blocks of its own."""
     room_tokens: tuple[int, ...] = ()
-    """By stage, the tokens that its memory has room for beside the weights: the least of them bounds `num_blocks`."""
+    """By stage, the tokens that fit in its memory beside the weights: the smallest value bounds `num_blocks`."""
 
     @property
     def num_tokens(self) -> int:

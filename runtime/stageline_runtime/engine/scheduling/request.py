@@ -12,7 +12,7 @@ from stageline_runtime.plan_bus.messages import RequestSampling, SampledRow
 from stageline_runtime.speculation.request_drafts import RequestDrafts
 
 MAX_DECODES_AHEAD = 2
-"""One sample in flight and one that waits on the bus for its feedback; more would only run dead rows."""
+"""One sample in flight and one that waits on the bus for its feedback; more would only produce stale rows."""
 NO_SLOT = -1
 
 
@@ -30,20 +30,20 @@ class Request:
     priority: int = 0
     """Lower runs first."""
     cache_salt: str = ""
-    """It begins with what requests of the same salt left in the cache, and with nobody else's."""
+    """It reuses cached prefixes only of requests with the same salt."""
     prefixes: tuple[tuple[str, int], ...] = ()
-    """Names of the prompt's beginnings, and how many tokens each has."""
+    """Names of the prompt's prefixes, and how many tokens each has."""
     arrival: int = 0
-    """Its place among all requests that came; kept when it has to queue again."""
+    """Its place in the order of arrival; kept when it has to queue again."""
     cohort: int = -1
     slot: int = NO_SLOT
     generation: int = -1
     inputs: tuple[int, ...] = ()
-    """Prompt, and the output that was known when it got its slot: what has to be computed before it decodes."""
+    """Prompt, and the output known when it got its slot: the tokens to compute before it decodes."""
     scheduled_inputs: int = 0
-    """Of these, how many are in plans already, or were found in the cache."""
+    """How many of these are already in plans, or were found in the cache."""
     samples_issued: int = 0
-    """Output tokens known when it got its slot, and samples asked for since, whether or not they are known yet."""
+    """Output tokens known when it got its slot, and samples requested since, known or not."""
     last_sample_seq: int = -1
     """The plan that samples the newest token; the next decode runs only after its feedback."""
     fill_sent: bool = False
@@ -54,12 +54,12 @@ class Request:
     drafts: RequestDrafts | None = None
     """None: this request doesn't speculate."""
     awaits_drafts: bool = False
-    """The last stage drafts after the newest row: what that says decides the next one."""
+    """The last stage drafts after the newest row; its drafts decide the next one."""
     verifying: tuple[int, ...] | None = None
-    """The drafts of the verifying row in flight; nothing else of the request is in flight then."""
+    """The drafts of the verifying row in flight; the request has no other row in flight then."""
     prompt_told: int = 1
-    """Where log probabilities of the prompt are asked for: of how many of its tokens they are known, in this group or
-    one before. The first has none."""
+    """If log probabilities of the prompt are requested: for how many of its tokens they are known, in this group or
+    an earlier one. The first token has none."""
 
     def __post_init__(self) -> None:
         assert self.prompt, f"request {self.request_id} has no prompt token"
@@ -67,7 +67,7 @@ class Request:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what has been computed: without a slot, start from the tokens known now."""
+        """Discard computed state: without a slot, start from the tokens known now."""
         self.slot = NO_SLOT
         self.inputs = (*self.prompt, *self.output)
         self.scheduled_inputs = 0
@@ -79,14 +79,14 @@ class Request:
 
     @property
     def awaits_reports(self) -> bool:
-        """Whether log probabilities of prompt tokens are asked for and not known yet."""
+        """Whether log probabilities of prompt tokens are requested and not known yet."""
         return self.sampling.num_top_prompt_logprobs is not None and self.prompt_told < len(self.prompt)
 
     @property
     def reusable_inputs(self) -> tuple[int, ...]:
-        """Of its inputs, those whose keys and values may come from the cache, and one more.
+        """The inputs with keys and values that may come from the cache, and one more.
 
-        What a token follows has to be computed for its log probability.
+        A token's log probability requires that its predecessor is computed.
         """
         return self.inputs[: self.prompt_told] if self.awaits_reports else self.inputs
 
@@ -99,12 +99,12 @@ class Request:
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """Who goes first: smaller by priority, then by arrival."""
+        """Sort key: smaller runs first, by priority, then by arrival."""
         return self.priority, self.arrival
 
     @property
     def most_inputs(self) -> int:
-        """Cache positions the request may come to use (the last token is never an input)."""
+        """Maximum number of cache positions of the request (the last token is never an input)."""
         return len(self.prompt) + self.max_new_tokens - 1
 
     @property
@@ -134,7 +134,7 @@ class Request:
 
     @property
     def known_computed_tokens(self) -> int:
-        """Positions that plans made so far write and whose tokens are known."""
+        """Positions that existing plans write and that have known tokens."""
         written = self.scheduled_inputs if self.prefill_pending else self.decode_position
         return min(written, len(self.prompt) + len(self.output))
 
@@ -173,7 +173,7 @@ class Request:
     def take(self, row: SampledRow) -> tuple[int, ...]:
         """Account for a sampled row; returns its tokens.
 
-        What follows a stop token among the drafts was never asked for: it is no token of the request.
+        Drafts after a stop token are dropped: they are not part of the request's output.
         """
         if self.verifying is None:
             self.output.append(row.token)
@@ -204,8 +204,8 @@ class Request:
 class WaitingQueue:
     """Requests without a slot, in the order in which they get one: by priority, then by arrival.
 
-    The first one is never passed over for one that would fit sooner, so a long prompt is not starved by short ones. A
-    request that lost its slot comes back to its old place, before all of its priority that came after it.
+    The first request is never skipped for one that would fit sooner, so short prompts don't starve a long one. A
+    request that lost its slot returns to its old place, before all later arrivals of its priority.
     """
 
     def __init__(self) -> None:

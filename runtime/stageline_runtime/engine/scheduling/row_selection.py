@@ -1,11 +1,14 @@
-"""Which rows go into a plan. Pure.
+"""Selects the rows of a plan. Pure.
 
-First a decode row for each member of the plan's cohort whose newest token is sampled or about to be (they are cheap and
-someone waits), the most senior first, or a verifying row where its newest token is known and drafts of the next ones
-may pay; then prefill chunks within the token budget: of the cohort's own members, and then of the prompts of others,
-which need no feedback and so no turn: further chunks of those begun always; a first chunk where its own cohort's plan
-is not made at once anyway, at most one a plan, so that prompts that come together don't crowd one. A request's first
-row fills its slot: what is cached of its beginning is shared, and the rest is computed.
+First, each member of the plan's cohort gets a decode row if its newest token is sampled or about to be, the most
+senior first: decodes are cheap and a client waits for them. It gets a verifying row instead if its newest token is
+known and drafts of the next ones may pay.
+
+Then come prefill chunks within the token budget: of the cohort's own members, then of other cohorts' prompts, which
+need no feedback and so no turn. Further chunks of a begun prompt always run. A first chunk runs if its own cohort's
+plan is not made at once anyway, at most one a plan, so that prompts that arrive together don't crowd one.
+
+A request's first row fills its slot: the cached part of its prefix is shared, and the rest is computed.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +36,7 @@ class SelectedRows:
     rows: list[PlanRow] = field(default_factory=list)
     fills: list[SlotFill] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
-    """Whose rows they are."""
+    """The requests with rows in the plan."""
     first_rows: list[FirstRow] = field(default_factory=list)
     feedback_through: int = -1
     """The newest plan whose feedback a row needs."""
@@ -43,18 +46,18 @@ class SelectedRows:
     """Stages that wait while the last one drafts: all, where other requests run."""
     draft_steps: int = 0
     reserve: Callable[[int, int], bool] = field(default=lambda _slot, _num_tokens: False)
-    """Whether a slot can take so many tokens, drafts among them, at no other's cost."""
+    """Whether a slot can grow to this many tokens, including drafts, without preempting another request."""
     has_draft_model: bool = False
     slot_tokens: int = 0
     _asking: list[tuple[int, int]] = field(default_factory=list)
     """Slot and end of each row after which the last stage drafts."""
 
     def add_decode(self, request: Request) -> None:
-        """One row whose input is the request's newest token."""
+        """One row with the request's newest token as input."""
         self._add_next(request, (), 0)
 
     def add_verification(self, request: Request, drafts: tuple[int, ...]) -> None:
-        """One row of the request's newest token, which is known, and drafts of what comes after it."""
+        """One row of the request's newest token, which is known, and drafts of the tokens after it."""
         self._add_next(request, (request.output[-1], *drafts), len(drafts))
         request.verifying = drafts
 
@@ -119,7 +122,7 @@ class Occasion:
     """What the plans in flight mean for the next one."""
 
     awaits_through: int
-    """The newest plan whose feedback a decode row may wait for at the first stage."""
+    """The newest plan from which a decode row may await feedback at the first stage."""
     begins_for_others: bool
     """Whether a first chunk of another cohort's request may run in it."""
 
@@ -130,12 +133,12 @@ class Occasion:
 def occasion_of(seq: int, unfinished: Sequence[int], num_stages: int, num_running: int) -> Occasion:
     """The occasion for plan `seq` behind those `unfinished`, in the order in which they were made.
 
-    A plan that waits for feedback at the first stage keeps all behind it waiting. A request alone keeps nobody waiting,
-    and with more of them than stages, feedback is back when it is the plan's turn. In between a decode is held back
-    until its token is known, or until the plans made since keep the first stage busy for as long.
+    A plan that waits for feedback at the first stage delays all later ones. A single request delays no other, and
+    with more requests than stages, feedback is back at the plan's turn. In between a decode is held back until its
+    token is known, or until the plans made since keep the first stage busy for as long.
 
-    With more requests than stages a newcomer shares its cohort, whose turn may be far off. Once every stage has a plan
-    to run, the next ones are made one by one, and its first chunk need not wait for that turn.
+    With more requests than stages a new request shares its cohort, and its turn may be far off. Once every stage
+    has a plan to run, the next plans are made one by one, and its first chunk need not wait for that turn.
     """
     is_full = len(unfinished) >= num_stages
     through = seq - 1
@@ -145,7 +148,7 @@ def occasion_of(seq: int, unfinished: Sequence[int], num_stages: int, num_runnin
 
 
 def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int, occasion: Occasion) -> SelectedRows:
-    """Choose rows of at most `budget` tokens for plan `seq`, whose turn is `cohort`'s; there may be none."""
+    """Choose rows of at most `budget` tokens for plan `seq` in the turn of `cohort`; there may be none."""
     members = slots.cohorts.members(cohort)
     delayed_stages = 1 if len(slots.running) == 1 else slots.ledger.num_cohorts
     plan = SelectedRows(
@@ -174,10 +177,10 @@ def select_rows(slots: SlotAssignment, cohort: int, seq: int, budget: int, occas
 
 
 def _speculate(slots: SlotAssignment, request: Request, plan: SelectedRows, num_rows: int) -> bool:
-    """Give the request a verifying row, or keep it out of this plan for one; False when it is to decode as others do.
+    """Give the request a verifying row, or keep it out of this plan for one; False when it is to decode normally.
 
-    While its newest token is on the way and what is known has a continuation, it waits: a verifying row is made of
-    known tokens. Drafts never cost another request its slot.
+    While its newest token is in flight and the known tokens have a continuation, it waits, because a verifying row
+    consists of known tokens. Drafts never cost another request its slot.
     """
     # The other members' decode rows come first.
     drafts = request.propose(num_rows, plan.budget - num_rows)
@@ -204,7 +207,7 @@ def _begin_or_go_on(slots: SlotAssignment, request: Request, plan: SelectedRows)
 
 
 def _fill(slots: SlotAssignment, request: Request, plan: SelectedRows) -> None:
-    """Fill the request's slot, with the longest beginning of it that earlier plans leave in the cache."""
+    """Fill the request's slot, with its longest prefix that earlier plans leave in the cache."""
     cached = request.scheduled_inputs = slots.ledger.share_more(request.slot, request.reusable_inputs)
     request.fill_sent = True
     needs_ids = request.sampling.depends_on_history or plan.has_draft_model

@@ -1,8 +1,8 @@
-"""The scheduler: the sequence of plans, and what comes of them. Pure: no clock, no socket, no torch.
+"""The scheduler: makes the sequence of plans and accounts for their results. Pure: no clock, no socket, no torch.
 
-Which requests hold a slot and which of them step together is `slot_assignment`'s matter, which rows a plan carries
-`row_selection`'s. At most one decode of a request is in flight and one more waits for its feedback, in every mode,
-because rows are made nowhere else. A verifying row is never beside another row of its request.
+`slot_assignment` decides which requests hold a slot and which step together, `row_selection` the rows of a plan. At
+most one decode of a request is in flight and one more waits for its feedback, in every mode, because rows are made
+in no other place. A verifying row is never in flight with another row of its request.
 """
 
 from collections import deque
@@ -76,7 +76,7 @@ class Scheduler:
         self._arrivals = 0
         self._next_seq = 0
         self.num_steps = 0
-        """Plans with rows made so far. It stands still when plans don't finish, for few are in flight at a time."""
+        """Plans with rows made so far. It stops rising when plans don't finish, since few are in flight at a time."""
         self._feedback_through = -1
         self._unfinished: deque[int] = deque()
         self._first_rows: list[FirstRow] = []
@@ -127,7 +127,7 @@ class Scheduler:
         return request_id in self._slots.running
 
     def abort(self, request_id: str) -> bool:
-        """Forget a request at once; rows of it that are in flight run dead. False when it isn't known."""
+        """Drop a request at once; its rows in flight become stale. False when it isn't known."""
         running = self._slots.running.get(request_id)
         if running is not None:
             self._release(running)
@@ -135,7 +135,7 @@ class Scheduler:
         return self._slots.waiting.remove(request_id)
 
     def request_at(self, slot: int, generation: int) -> str | None:
-        """Id of the request whose rows these are; None when they run dead."""
+        """Id of the request that owns these rows; None when they are stale."""
         request = self._slots.request_in(slot, generation)
         return None if request is None else request.request_id
 
@@ -161,7 +161,7 @@ class Scheduler:
         return self._plan(0, SelectedRows(self._next_seq, 0), 1)
 
     def warm_up(self, num_tokens: int, draft_steps: int = 0) -> StepPlan:
-        """A dummy plan: `num_tokens` rows of nothing through all layers, then so many steps of the draft model."""
+        """A dummy plan: `num_tokens` empty rows through all layers, then `draft_steps` steps of the draft model."""
         return self._plan(0, SelectedRows(self._next_seq, 0, draft_steps=draft_steps), num_tokens, dummy=True)
 
     def take_drafts(self, drafted: Drafted) -> None:
@@ -175,7 +175,7 @@ class Scheduler:
                 request.take_drafts(row.position, row.token_ids)
 
     def take_reports(self, reports: Iterable[PromptReport]) -> list[ReportedPrompt]:
-        """Account for what a finished plan says of prompts, before `complete`; of requests that still run."""
+        """Account for a finished plan's prompt reports, before `complete`; returns those of requests that still run."""
         reported: list[ReportedPrompt] = []
         for report in reports:
             request = self._slots.request_in(report.slot, report.generation)
@@ -189,7 +189,7 @@ class Scheduler:
         return reported
 
     def complete(self, seq: int, rows: Iterable[SampledRow]) -> list[NewToken]:
-        """Account for a finished plan. Rows of requests that ended or lost their slot meanwhile are dropped.
+        """Account for a finished plan. Rows of requests that have since ended or lost their slot are dropped.
 
         Raises:
             BusProtocolError: plans don't finish in the order they were made, or a row has more tokens than it may.

@@ -1,17 +1,17 @@
-"""Which requests run: slots are given to waiting requests, and taken from the least senior when cache runs out. Pure.
+"""Assigns slots to waiting requests, and preempts the least senior one when the cache runs out. Pure.
 
-Preemption is by recompute: a request that loses its slot queues again at its old place and later starts from all tokens
-it has, of which most may be cached; rows of it in flight run dead, for the slot's next holder has a new generation.
+Preemption is by recompute: a request that loses its slot queues again at its old place and later starts from all its
+tokens, of which most may be cached. Its rows in flight become stale, since the slot's next holder has a new generation.
 Rules, in which senior means a lower priority number, then an earlier arrival:
 
 - The most senior waiting request gets the next slot. It needs blocks for all its inputs, and one more for each running
-  request, so that nobody loses its slot again for want of a few tokens. It may take slots and blocks from requests of a
-  lower priority, never from its own.
+  request, so that no request soon loses its slot for a few missing tokens. It may take slots and blocks from requests
+  of a lower priority, never from its own.
 - A running request that needs one block more may take the slot of the least senior one, if that is less senior than
-  itself; otherwise it stays where it is until blocks are free.
+  itself; otherwise it waits until blocks are free.
 
-So the most senior running request always gets on, whatever the load: there is always room for one of any length. Where
-ranks have pools of blocks of their own, a request that waits may begin in any of them, and this is so within each.
+So the most senior running request always progresses under any load: one request of any length always fits. Where ranks
+have block pools of their own, a waiting request may start in any of them, and these rules hold within each.
 """
 
 from collections.abc import Collection, Iterator
@@ -25,10 +25,10 @@ from stageline_runtime.plan_bus.step_plan import BLOCK_TOKENS, blocks_of
 class Cohorts:
     """Which requests step together. Invariant: a running request is in exactly one cohort, the one it names.
 
-    There are as many cohorts as stages; one plan carries decode rows of one cohort. A request joins the lightest one,
-    of equals the one whose turn comes first; when ends leave them uneven, requests change over, so that no plan carries
-    more than `ceil(running / cohorts)` decode rows (an uneven pipeline waits for its largest cohort). Cohorts take
-    turns; one with nothing to run is passed over.
+    There are as many cohorts as stages; one plan carries decode rows of one cohort. A request joins the smallest
+    cohort; among equals, the one with the earliest turn. When finished requests leave them uneven, requests move
+    between cohorts, so that no plan carries more than `ceil(running / cohorts)` decode rows (an uneven pipeline
+    waits for its largest cohort). Cohorts run round-robin; one with no rows to run is skipped.
     """
 
     def __init__(self, num_cohorts: int) -> None:
@@ -56,7 +56,7 @@ class Cohorts:
     def even_out(self) -> None:
         """Move requests from the largest cohort to the smallest until their sizes differ by one at most.
 
-        A request keeps its slot: a cohort is who runs together, a slot is where its cache lies.
+        A request keeps its slot: cohorts group requests into steps, a slot locates the request's cache.
         """
         while True:
             largest, smallest = max(self._members, key=len), min(self._members, key=len)
@@ -67,7 +67,7 @@ class Cohorts:
             self.join(request, self._members.index(smallest))
 
     def turns(self) -> Iterator[int]:
-        """All cohorts, whose turn it is first."""
+        """All cohorts, starting with the one that has the next turn."""
         for offset in range(len(self._members)):
             yield (self._next + offset) % len(self._members)
 
@@ -97,11 +97,11 @@ class SlotAssignment:
         self._by_row: dict[tuple[int, int], Request] = {}
 
     def request_in(self, slot: int, generation: int) -> Request | None:
-        """Whose rows these are; None when the slot has passed on and they run dead."""
+        """The request that owns these rows; None when the slot was reassigned and they are stale."""
         return self._by_row.get((slot, generation))
 
     def admit(self) -> None:
-        """Give slots to waiting requests, the most senior first, as long as the next one fits."""
+        """Assign slots to waiting requests, the most senior first, as long as the next one fits."""
         while (request := self.waiting.first) is not None:
             place = self._place_for(request)
             if place is None:
@@ -111,18 +111,17 @@ class SlotAssignment:
             self._admit(self.waiting.take_first(), place.ranks)
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Let a running request come to `num_tokens` tokens, at a less senior one's cost where it must be."""
+        """Let a running request grow to `num_tokens` tokens, preempting less senior ones if necessary."""
         while not self.ledger.grow(request.slot, num_tokens):
             victim = max(self._running_with(self.ledger.rank_of(request.slot)), key=lambda each: each.seniority)
             if victim is request:
                 return False
-            self._preempt(victim)  # which frees nothing where it shares all its blocks: then the next one goes
+            self._preempt(victim)  # frees nothing if it shares all its blocks: then the next one is preempted
         return True
 
     def grow_for_drafts(self, slot: int, num_tokens: int) -> bool:
-        """The same for tokens that may not come to stay: only where every running request keeps room for one block
-        more, so that drafts cost nobody a slot.
-        """
+        """Like `grow`, for tokens that may be discarded: only if every running request can still get one block more,
+        so that drafts cost no request its slot."""
         ledger, rank = self.ledger, self.ledger.rank_of(slot)
         missing = blocks_of(num_tokens) - ledger.num_blocks_of(slot)
         if missing > 0 and ledger.available_blocks(rank) - missing < sum(1 for _ in self._running_with(rank)):
@@ -130,14 +129,14 @@ class SlotAssignment:
         return ledger.grow(slot, num_tokens)
 
     def release(self, request: Request) -> None:
-        """Take the slot of a running request away. Its content stays of use to others."""
+        """Release the slot of a running request. Other requests can still use its cached content."""
         del self.running[request.request_id]
         del self._by_row[request.slot, request.generation]
         self.cohorts.leave(request)
         self.ledger.give_back(request.slot)
 
     def note_computed(self, request: Request) -> None:
-        """Cache the blocks that plans made so far fill, for those who may begin with them."""
+        """Cache the blocks that existing plans fill, for requests with the same prefix."""
         if not self.ledger.caches_prefixes:
             return
         start, end = self.ledger.num_cached(request.slot) * BLOCK_TOKENS, request.known_computed_tokens
@@ -173,7 +172,7 @@ class SlotAssignment:
         return None if rank is None else _Place([rank], fitting[rank])
 
     def _victims_for(self, request: Request, rank: int) -> list[Request] | None:
-        """Whom to preempt for `request` to fit there: the least senior of lower priorities; None when it can't fit."""
+        """Requests to preempt so that `request` fits: the least senior of lower priorities; None when it can't fit."""
         ledger, running = self.ledger, list(self._running_with(rank))
         has_slot = ledger.has_free_slot(rank)
         lower = sorted((each for each in running if each.priority > request.priority), key=lambda each: each.seniority)

@@ -1,14 +1,13 @@
-"""Who holds which KV slot and which blocks of the cache: the accounting behind admission and growth. Pure.
+"""Which request holds which KV slot and cache blocks: the accounting for admission and growth. Pure.
 
-A slot is a request's number, under which all stages keep what they know of it, and its table of blocks: part `i` of its
-positions lies in the `i`-th. A slot that is given out again gets a new generation, and that is how a late row of its
-former holder is told apart. Requests that begin alike share the blocks of their common beginning (`BlockPool`), which
-none of them writes to: what they compute themselves goes to blocks of their own. Where ranks divide a mixture's
-experts, each holds the keys and values of its own slots (`rank_of_slot`), in a pool of blocks of its own.
+A slot is a request's number, under which all stages keep its state, and its block table: part `i` of its positions
+is in the `i`-th block. A reassigned slot gets a new generation, which identifies late rows of its former holder.
+Requests with a common prefix share its blocks (`BlockPool`), and none of them writes to these: each computes into
+blocks of its own. Where ranks divide a mixture's experts, each holds the keys and values of its own slots
+(`rank_of_slot`), in a block pool of its own.
 
-Every change of a table is told to the stages in the next plan. What a plan's rows write can be read by later plans
-alone, so a block is cached once the plan is made that fills it, and a block that is given up is written to again by
-plans that come after.
+The next plan sends every change of a table to the stages. Only later plans can read what a plan's rows write. So a
+block is cached once the plan that fills it is made, and only later plans write to a released block again.
 """
 
 from collections import Counter
@@ -96,7 +95,7 @@ class SlotLedger:
         return sum(pool.num_unused for pool in self._pools)
 
     def rank_of(self, slot: int) -> int:
-        """Whose blocks a slot takes."""
+        """The rank that provides a slot's blocks."""
         return rank_of_slot(slot, self.num_ranks)
 
     def available_blocks(self, rank: int) -> int:
@@ -120,9 +119,8 @@ class SlotLedger:
     def spare_blocks(
         self, num_inputs: int, reusable: Tokens, salt: str, rank: int, without: Collection[int] = ()
     ) -> int:
-        """Available blocks of `rank` that a request would leave, once the slots `without` are given back; below 0 when
-        it does not fit. It takes none that others use too.
-        """
+        """Available blocks of `rank` that a request would leave, once the slots `without` are released; negative
+        when it does not fit. It takes no block that other requests also use."""
         pool = self._pools[rank]
         given_up = Counter(block for slot in without for block in self._holders[slot].blocks)
         freed = sum(pool.references(block) == count for block, count in given_up.items())
@@ -162,14 +160,15 @@ class SlotLedger:
         return slot, self._generation[slot], len(found[rank]) * BLOCK_TOKENS
 
     def share_more(self, slot: int, inputs: Tokens) -> int:
-        """Use what others have cached since of the beginning of `inputs`; returns how many inputs are cached then."""
+        """Share the blocks that others have since cached for the prefix of `inputs`; returns how many inputs are
+        then cached."""
         holder = self._holders[slot]
         found = self._find(self._pools[self.rank_of(slot)], inputs, holder.salt)
         self._share(slot, found)
         return len(holder.cached) * BLOCK_TOKENS
 
     def grow(self, slot: int, num_tokens: int) -> bool:
-        """Let a held slot take `num_tokens` tokens; False when its rank has no block left for that."""
+        """Let a held slot grow to `num_tokens` tokens; False when its rank has too few blocks."""
         needed = blocks_of(num_tokens)
         if needed - len(self._holders[slot].blocks) > self.available_blocks(self.rank_of(slot)):
             return False
@@ -197,7 +196,7 @@ class SlotLedger:
         self._name(slot, start)
 
     def give_back(self, slot: int) -> None:
-        """Free a held slot; what is cached of its content stays as long as there is room."""
+        """Free a held slot; its cached content stays until its space is needed."""
         rank = self.rank_of(slot)
         self._pools[rank].release(reversed(self._holders.pop(slot).blocks))
         self._free[rank].add(slot)
@@ -231,7 +230,7 @@ class SlotLedger:
         if num_blocks <= start:
             return
         pool.make_room(num_blocks - start)
-        # Slots begin far apart, so that each has room to grow among neighbours.
+        # Slots begin far apart, so that each can grow into adjacent blocks.
         home = slot * pool.num_blocks // self.num_slots
         for _ in range(start, num_blocks):
             blocks.append(pool.take(blocks[-1] + 1 if blocks else home))

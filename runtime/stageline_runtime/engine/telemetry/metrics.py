@@ -45,12 +45,12 @@ class EngineMetrics:
         self.registry.gauge(names.ENGINE_BUILD_INFO).labels(model_name, stageline_version()).set(1)
 
     def cache_sized(self, size: CacheSize) -> None:
-        """The stages have said how much memory they have."""
+        """The stages have reported how much memory they have."""
         for stage, tokens in enumerate(size.room_tokens):
             self._kv_room.labels(self._model_name, str(stage)).set(tokens)
 
     def planned(self, plan: StepPlan, preemptions: int) -> None:
-        """A plan with rows was made; `preemptions` is their number since the beginning."""
+        """A plan with rows was made; `preemptions` is the total since the start."""
         self._plans.inc()
         self._rows.observe(len(plan.rows))
         self._tokens.observe(sum(row.num_tokens for row in plan.rows))
@@ -62,16 +62,16 @@ class EngineMetrics:
         return self._p2p_latency.labels(self._model_name, str(receiving_stage))
 
     def counted_elsewhere(self, steps: int, preemptions: int) -> None:
-        """Another engine's scheduler made so many steps, and took so many slots away, since the last call."""
+        """Another engine's scheduler has made `steps` steps and `preemptions` preemptions since the last call."""
         self._plans.inc(steps)
         self._preemptions.inc(preemptions)
 
     def page(
         self, occupancy: "Occupancy | None", accept: str = "", drafts: DraftCounts | None = None
     ) -> tuple[bytes, str]:
-        """All series and their content type, with gauges of `occupancy`, which is None until the group stands.
+        """All series and their content type, with gauges of `occupancy`, which is None until the group is complete.
 
-        `drafts` is what became of drafts since the beginning, where there are any.
+        `drafts` has the total draft counts since the start, with speculative decoding.
         """
         if occupancy is not None:
             self._gauges.show(occupancy)
@@ -85,7 +85,7 @@ class EngineMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """What requests take up at one moment, whoever schedules them."""
+    """The resources that requests hold at one moment, for every scheduler."""
 
     running: int
     waiting: int
@@ -141,7 +141,7 @@ class _DraftCounters:
         self._counted = DraftCounts()
 
     def read(self, counts: DraftCounts) -> None:
-        """Count what came since the last call."""
+        """Add the increase since the last call."""
         before, self._counted = self._counted, deepcopy(counts)
         self._drafted.inc(counts.drafted - before.drafted)
         self._held.inc(counts.held - before.held)
@@ -219,7 +219,7 @@ class RequestMetrics:
         self._prompt_tokens.inc(prompt_tokens)
 
     def sampled(self, times: RequestTimes | None) -> None:
-        """A token came; `times` None when nobody waits for it any more."""
+        """A token was sampled; `times` is None if its client has left."""
         self._generation_tokens.inc()
         if times is None:
             return

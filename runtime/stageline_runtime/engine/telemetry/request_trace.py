@@ -1,7 +1,7 @@
-"""What is remembered of one request whose trace is kept, and the spans that are made of it when it has ended. Pure.
+"""The record of one request with a kept trace, and the spans made from it when it has ended. Pure.
 
-Written on the engine's event loop at the few moments of a request's life (it comes, gets a slot, ends), and for each
-plan until its first decode; never for a token. When its tokens came is read from what the metrics time anyway.
+The engine's event loop writes it at the few moments of a request's life (arrival, slot, end), and for each plan
+until its first decode; never for a token. Token times are read from the metrics' own measurements.
 
 Spans are plain data here. Attributes have the names of OpenTelemetry's conventions for generative AI where there is
 one, else `stageline.*`. They hold numbers, names and codes, never text.
@@ -73,7 +73,7 @@ class StageStep:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended; `error` says what kept it from ending well, in a word for machines and in a sentence."""
+    """How a request ended; `error` is the error as a code, `message` as a sentence."""
 
     reason: FinishReason | None
     error: str = ""
@@ -96,9 +96,9 @@ class RequestTrace:
     """Slot and generation, while plans of it are looked for."""
     steps: list[StageStep] = field(default_factory=list)
     awaited: int = 0
-    """Steps that stages have not told of yet."""
+    """Steps that stages have not reported yet."""
     outcome: Outcome | None = None
-    """There when it has ended."""
+    """Set when it has ended."""
     ended_nanoseconds: int = 0
     """By `time.perf_counter_ns`."""
     decode_planned: bool = False
@@ -138,7 +138,7 @@ class SpanData:
 
 
 def attributes_at_begin(request: AdmittedRequest, model: str) -> dict[str, Attribute]:
-    """What is known when a request comes, for samplers too."""
+    """Attributes known when a request arrives, for samplers too."""
     sampling = request.sampling
     return {
         "gen_ai.operation.name": "chat" if request.is_chat else "text_completion",
@@ -176,7 +176,7 @@ def attributes_at_end(trace: RequestTrace) -> dict[str, Attribute]:
 
 
 def spans_within(trace: RequestTrace) -> Iterator[SpanData]:
-    """The children of a request's span, in time order; what it never came to is not among them."""
+    """The children of a request's span, in time order; phases that it never reached are omitted."""
     anchor, times = trace.anchor, trace.times
     began = trace.request.began_nanoseconds
     submitted, ended = anchor.wall_nanoseconds, anchor.of_performance(trace.ended_nanoseconds)
@@ -195,7 +195,7 @@ def spans_within(trace: RequestTrace) -> Iterator[SpanData]:
 
 
 def moments(trace: RequestTrace) -> Iterator[SpanEvent]:
-    """What happens to a request between its beginning and its end."""
+    """The events of a request between its start and its end."""
     if trace.times.tokens:
         yield SpanEvent(name=FIRST_TOKEN, at_nanoseconds=trace.anchor.of_monotonic(trace.times.first_token))
     for place in trace.places[1:]:

@@ -1,8 +1,8 @@
-"""Spans of requests through OpenTelemetry, made by a thread of their own: the engine's loop only hands them over.
+"""Spans of requests through OpenTelemetry, made in a separate thread: the engine's loop only enqueues them.
 
-What waits is bounded: a request that finds the line full loses its spans and nothing else. Of OpenTelemetry the loop
-itself runs only the begin of a request's span, which is where the sampler decides, by the `sampled` flag of whoever
-asks unless OTEL_TRACES_SAMPLER says otherwise.
+The queue is bounded: if it is full, a request loses only its spans. The loop itself runs only one part of
+OpenTelemetry, the start of a request's span. There the sampler decides, by the client's `sampled` flag unless
+OTEL_TRACES_SAMPLER is set.
 """
 
 import logging
@@ -27,7 +27,7 @@ from stageline_runtime.engine.telemetry.request_trace import (
 logger = logging.getLogger(__name__)
 
 MOST_WAITING: Final = 1024
-"""Ended requests whose spans are not made yet."""
+"""Ended requests that wait for their spans to be made."""
 
 
 class OtelSpanSender:
@@ -54,7 +54,7 @@ class OtelSpanSender:
             self._lost += 1
 
     def close(self) -> None:
-        """Send what waits; blocks for at most twice `CLOSE_SECONDS`."""
+        """Send the queued spans; blocks for at most twice `CLOSE_SECONDS`."""
         try:
             self._waiting.put(None, timeout=CLOSE_SECONDS / 2)
             self._thread.join(CLOSE_SECONDS / 2)

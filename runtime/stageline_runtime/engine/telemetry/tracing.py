@@ -1,7 +1,8 @@
-"""What the engine's event loop notes of traced requests; making spans of it and sending them is the sender's matter.
+"""Records traced requests on the engine's event loop; the sender makes and sends the spans.
 
-A request is noted when it comes, gets a slot and ends. Plans are looked into only while a traced request waits for its
-first decode, and tokens never. Stages tell of a plan after they ran it, so an ended request is held until they have.
+A request is recorded when it arrives, gets a slot and ends. Plans are inspected only while a traced request waits
+for its first decode, and tokens never. Stages report a plan after they ran it, so an ended request is held until
+they have.
 """
 
 import logging
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE: Final = "stageline-engine"
 SETTLE_NANOSECONDS: Final = 1_000_000_000
-"""How long an ended request is held for stages that have not told of its steps."""
+"""How long an ended request is held for stages that have not reported its steps."""
 RequestAt = Callable[[int, int], str | None]
 """Id of the request that holds a slot in a generation."""
 
@@ -45,7 +46,7 @@ class SpanSink(Protocol):
         """All spans of a request that has ended."""
 
     def close(self) -> None:
-        """Send what waits, within a bound."""
+        """Send the queued spans; the wait is bounded."""
 
 
 class TracedRequests:
@@ -58,9 +59,9 @@ class TracedRequests:
         self._clock_offset = clock_offset
         self._live: dict[str, RequestTrace] = {}
         self._watched: dict[tuple[int, int], RequestTrace] = {}
-        """By slot and generation: those whose first decode is not planned yet."""
+        """By slot and generation: requests with no first decode planned yet."""
         self._asked: dict[int, list[tuple[RequestTrace, bool]]] = {}
-        """By plan that not every stage has told of: whose rows it has, and whether they are decodes."""
+        """By plan that not every stage has reported: the traces with rows in it, and whether the rows are decodes."""
         self._reports: dict[int, int] = {}
         self._settling: list[RequestTrace] = []
 
@@ -81,7 +82,7 @@ class TracedRequests:
         return trace
 
     def planned(self, plan: StepPlan, request_at: RequestAt) -> StepPlan:
-        """Note who got a slot; ask the stages about a plan that a traced request is interested in."""
+        """Record which requests got a slot; ask the stages for reports of a plan that concerns a traced request."""
         if plan.fills and self._live:
             self._note_places(plan, request_at)
         if not self._watched:
@@ -113,7 +114,7 @@ class TracedRequests:
             del self._reports[times.seq]
 
     def ended(self, trace: RequestTrace, outcome: Outcome) -> None:
-        """Hand the request on, now or when its stages have told all."""
+        """Pass the trace on, now or when its stages have reported all its steps."""
         trace.outcome, trace.ended_nanoseconds = outcome, time.perf_counter_ns()
         del self._live[trace.request.request_id]
         self._unwatch(trace)
@@ -122,7 +123,7 @@ class TracedRequests:
             self.tick()
 
     def tick(self) -> None:
-        """Hand on who has waited long enough; called now and then."""
+        """Pass on traces that were held long enough; called now and then."""
         settled_before = time.perf_counter_ns() - SETTLE_NANOSECONDS
         still: list[RequestTrace] = []
         for trace in self._settling:
@@ -159,8 +160,8 @@ class TracedRequests:
 def open_tracing(contract: PodContract, clock_offset: Callable[[int], int | None]) -> TracedRequests | None:
     """Tracing to the collector that the standard OTEL_* variables name, or none.
 
-    A setting that can't be used is no reason not to serve: the log says so, and no span is sent. `clock_offset` gives
-    a stage's clock minus `time.perf_counter_ns` here, None while that isn't known.
+    An invalid setting doesn't stop the engine: it is logged, and no span is sent. `clock_offset` returns a stage's
+    clock minus `time.perf_counter_ns` here, None while that isn't known.
     """
     if not is_collector_named():
         return None

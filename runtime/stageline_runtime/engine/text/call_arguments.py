@@ -1,8 +1,8 @@
-"""Arguments of calls in earlier turns, in the form that a model's chat template can use. Pure.
+"""Arguments of tool calls in earlier turns, in the form that a model's chat template can use. Pure.
 
-What a client sends back is what the model wrote, and that need not be an object: the token limit may have cut it off.
-Most templates take objects alone, some texts alone, some both, which none of them tells, so the forms are tried: first
-what was sent, an object or a text.
+A client sends back the model's own output, which need not be an object: the token limit may have truncated it. Most
+templates accept only objects, some only text, some both, and none declares it, so the forms are tried: first the
+one that was sent, an object or text.
 """
 
 import json
@@ -15,7 +15,7 @@ from stageline_api.engine_http import ChatMessage
 
 Arguments = dict[str, Any] | str
 WriteArguments = Callable[[Arguments], Arguments]
-"""Makes arguments of a call what a template is given."""
+"""Converts a tool call's arguments to a form for a template."""
 
 
 def ways_to_write(messages: Sequence[ChatMessage]) -> Sequence[WriteArguments]:
@@ -30,7 +30,7 @@ def as_sent(arguments: Arguments) -> Arguments:
 
 
 def as_object(arguments: Arguments) -> Arguments:
-    """Of a text, the object that it is the beginning of; one that begins no object is a value of its own."""
+    """Of a text, the object that it is a prefix of; a text that starts no object is a value of its own."""
     if not isinstance(arguments, str):
         return dict(arguments)
     try:

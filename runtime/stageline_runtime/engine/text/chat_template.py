@@ -1,8 +1,8 @@
 """Renders chat messages with the model's own Jinja template, to the same text as transformers' `apply_chat_template`.
 
-The template comes with the model, so it runs in Jinja's immutable sandbox (no attribute it could escape through, no
-`range` above 100 000), with bounds on its output and its time. It is trusted no further than that, except for memory:
-like the weights, it is chosen by whoever deploys the model.
+The template is part of the model, so it runs in Jinja's immutable sandbox (no attribute it could escape through, no
+`range` above 100 000), with limits on its output and its time. Its memory is not limited: like the weights, the
+user that deploys the model chooses it.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ from stageline_runtime.termination import RuntimeFailure
 
 T = TypeVar("T")
 REASONING_NAMES: Final = ("reasoning_content", "reasoning", "thinking")
-"""What templates call the thoughts of an assistant's turn."""
+"""Names that templates use for an assistant turn's reasoning."""
 _REASONING_READ: Final = re.compile(rf"""[.'"](?:{"|".join(REASONING_NAMES)})\b""")
 MAX_RENDERED_CHARACTERS = 16 * 1024 * 1024
 RENDER_LIMIT_SECONDS = 5.0
@@ -51,7 +51,7 @@ _OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_pr
 
 
 class Content(Enum):
-    """What a template is given for content that is null beside calls, in the order of trying."""
+    """The value passed to a template for null content beside tool calls, in the order of trial."""
 
     MISSING = "missing"
     """As transformers gives it now."""
@@ -90,13 +90,13 @@ class ChatTemplate:
         self.takes_tools = takes_tools
         """Whether the template shows tools to the model."""
         self.tool_call_format = _tool_call_format(source) if takes_tools else None
-        """How the model writes calls, as far as the template tells; None when it doesn't."""
+        """The model's format of tool calls, as far as the template shows it; None when it doesn't."""
         self.has_thoughts = "</think>" in source
-        """Whether the model's answers may begin with thoughts, which the template marks so."""
+        """Whether the model's answers may begin with reasoning, as the template's marks show."""
         self.takes_reasoning = _REASONING_READ.search(source) is not None
-        """Whether the template looks at what the assistant thought in earlier turns."""
+        """Whether the template uses the assistant's reasoning of earlier turns."""
         self._null_content: Content | None = None
-        """What this template is given for content that is null, once a chat has shown it."""
+        """The value passed to this template for null content, once a chat has shown it."""
         self._has_system: bool | None = None
         """Whether it shows system turns, once a chat has had one."""
         self._special_tokens = dict(special_tokens)
@@ -108,7 +108,7 @@ class ChatTemplate:
         return name in self._variables
 
     def takes_effort(self, effort: str) -> bool:
-        """Whether the template can tell the model to think so much."""
+        """Whether the template can request this reasoning effort from the model."""
         return "reasoning_effort" in self._variables or (effort == "none" and "enable_thinking" in self._variables)
 
     def shows_system(self) -> bool:
@@ -117,7 +117,7 @@ class ChatTemplate:
         if self._has_system is None:
             try:
                 text = self.render(_PROBE_CHAT)
-            except PromptError:  # that is told to who sends a chat
+            except PromptError:  # a client that sends a chat gets this error
                 return True
             self._has_system = _SYSTEM_PROBE in text
         return self._has_system
@@ -213,13 +213,13 @@ class ChatTemplate:
             if shows_late_system(turns, text):
                 return text
             texts.append(text)
-        # Whatever is wrong with what was made of them, the client sent the first.
+        # Prefer the earliest form: the first one is as the client sent it.
         if texts:
             return texts[0]
         raise refusals[0]
 
     def _refuses_system(self, variables: dict[str, Any]) -> bool:
-        """Whether the template refuses a chat that begins with a system turn and has nothing else to refuse."""
+        """Whether the template refuses a chat with an initial system turn that gives no other reason to refuse."""
         try:
             self._generate_with_calls(_PROBE_CHAT, variables)
         except PromptError:
@@ -229,7 +229,7 @@ class ChatTemplate:
         return False
 
     def _generate_with_calls(self, messages: Sequence[ChatMessage], variables: dict[str, Any]) -> str:
-        """The text with what is null and the arguments of calls written in the first way that the template can use."""
+        """The text, with null contents and call arguments written in the first form that the template can use."""
         if not any(message.is_content_null and message.tool_calls for message in messages):
             return self._generate_with(Content.EMPTY, messages, variables)
         if self._null_content is not None:
@@ -278,7 +278,7 @@ class ChatTemplate:
             except PromptError:
                 raise
             except Exception as error:
-                # Where no way helps, what is told is not that a template has no use for texts.
+                # If no form works, report another form's error, not that the template can't use text.
                 refusal = refusal if write is as_text else error
         assert refusal is not None, "the first way is no text"
         raise refusal
@@ -300,7 +300,7 @@ def _with_marked_calls(message: ChatMessage, marker: str) -> ChatMessage:
 
 
 def _plain_message(message: ChatMessage, write: WriteArguments, content: Content) -> dict[str, Any]:
-    """A message as templates know it: keys that say nothing are left out."""
+    """A message in the form that templates expect: keys without a value are omitted."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.is_content_null and message.tool_calls and content is not Content.EMPTY:
         plain |= {"content": None}
@@ -323,7 +323,7 @@ def _plain_tool(tool: ToolFunction) -> dict[str, Any]:
 
 
 def _tool_call_format(source: str) -> ToolCallFormat | None:
-    """The format a template's own words tell of. Marks of control tokens never show in text, so they are not parsed."""
+    """The format that the template's source shows. Control tokens never appear in text, so they are not parsed."""
     if "<tool_call>" in source:
         # Some templates write the same tags around XML of their own; only JSON in them is understood.
         return None if "<function=" in source else ToolCallFormat.TAGGED
@@ -387,7 +387,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(time_format: str) -> str:
-    # Local time, as in transformers: "today" in a system prompt is the day where the server stands.
+    # Local time, as in transformers: "today" in a system prompt is the server's date.
     return datetime.now().strftime(time_format)
 
 
@@ -418,9 +418,9 @@ class _Stop(SystemExit):
 def _run_with_time_limit(function: Callable[[], T], limit_seconds: float) -> T:
     """Call `function` in a thread of its own and return its result or raise its exception.
 
-    Python can't end a thread from outside, but it can raise an exception in one at its next bytecode, which is enough
-    for a loop written in Jinja. The thread is made for the one call, so an exception that comes late hits nothing else.
-    Its CPU time counts: on a busy machine it may wait for long.
+    Python can't end a thread from outside, but it can raise an exception in one at its next bytecode, which is
+    enough for a loop written in Jinja. The thread serves only this call, so a late exception hits no other code.
+    The limit counts its CPU time, because on a busy machine it may wait long to run.
 
     Raises:
         _TimeLimitExceededError: it did not end within `limit_seconds`; it is stopped at its next bytecode.

@@ -1,7 +1,7 @@
-"""A line of schemas that wait for one child to compile them, each for no more than its share of CPU time.
+"""A queue of schemas for one child process to compile, each within its share of CPU time.
 
-The child (`guided.check_process`) is made when it is first needed, and again should it have ended. It forks for each
-schema, so one that is given up, or that nobody waits for any more, costs neither the child nor who comes next.
+The child (`guided.check_process`) is started when it is first needed, and again if it has ended. It forks for each
+schema, so an abandoned one costs neither the child nor the next schema.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from stageline_runtime.engine.errors import EngineRefusal
 START_LIMIT_SECONDS: Final = 120.0
 """Until the child has read the tokenizer."""
 _STOP_LIMIT_SECONDS: Final = 5.0
-"""Until the child says that the fork which was killed has ended."""
+"""Limit until the child reports that the killed fork has ended."""
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _RETRY_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one schema: `fault` is None where it compiled; nothing is known of one that is over its time."""
+    """Result of one schema: `fault` is None where it compiled; unknown for one that exceeded its time."""
 
     fault: str | None = None
     is_over_time: bool = False
 
 
 class CheckLine:
-    """First come, first served; who is cancelled leaves the line, or has the fork killed that works for it."""
+    """First in, first out; a cancelled caller leaves the queue, and its running fork is killed."""
 
     def __init__(self, arguments: Sequence[str], cpu_seconds: float, wall_seconds: float, most_waiting: int) -> None:
         """`wall_seconds` are for one schema on a machine that has no time for it."""
@@ -78,7 +78,7 @@ class CheckLine:
             return self._child
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start())
-        # Who leaves meanwhile leaves it to start for the next one.
+        # If this caller is cancelled, the start continues for the next one.
         return await asyncio.shield(self._starting)
 
     async def _start(self) -> Process:
@@ -113,16 +113,16 @@ class CheckLine:
                 await asyncio.wait([talk], timeout=_STOP_LIMIT_SECONDS)
             finally:
                 if not talk.done() or talk.exception() is not None or talk.result() is None:
-                    # Its answer, should it still come, would be taken for the next one's.
+                    # A late answer would be mistaken for the next schema's.
                     talk.cancel()
                     await _kill(child)
-        # A child or a fork that ended by itself ran out of memory, most likely: over this schema.
+        # A child or a fork that exited unasked most likely ran out of memory on this schema.
         return talk.result() or Finding("it could not be compiled")
 
     async def _talk(self, child: Process, schema: str, given_up: asyncio.Event) -> Finding | None:
-        """What the child says of `schema`; its fork is killed when that takes too long, or once it is given up.
+        """The child's result for `schema`; its fork is killed when that takes too long, or once it is abandoned.
 
-        Not to be cancelled, or the child is of no more use. None when the child has ended.
+        Must not be cancelled, which would make the child unusable. None when the child has ended.
         """
         assert child.stdin is not None
         child.stdin.write(json.dumps(schema).encode() + b"\n")

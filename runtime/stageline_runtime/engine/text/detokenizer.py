@@ -1,19 +1,19 @@
-"""Token ids to text, piece by piece, without ever showing half a character or the beginning of a stop string.
+"""Token ids to text in chunks, never emitting half a character or the start of a stop string.
 
-Decoding a single token is wrong twice: a character may span tokens (its bytes decode to U+FFFD until it is whole), and
-some decoders drop a leading space at the start of what they decode. So a short window is decoded again and again: the
-tokens of the previous piece as context, then the new ones; the growth is the new text. Trailing U+FFFDs are held back,
-since the next token may complete them. When the window ends on a whole character it moves on, so each token is decoded
-a few times, however long the output is. All pieces together equal the decoding of all ids at once (where the ids spell
-broken UTF-8, a byte-fallback decoder may show it differently).
+Decoding a single token fails in two ways: a character may span tokens (its bytes decode to U+FFFD until it is
+whole), and some decoders drop a leading space at the start of a text. So a short window is decoded repeatedly: the
+tokens of the previous chunk as context, then the new ones; the growth is the new text. Trailing U+FFFDs are held
+back, since the next token may complete them. When the window ends on a whole character it advances, so each token
+is decoded a few times, however long the output is. All chunks together equal the decoding of all ids at once (if
+the ids encode broken UTF-8, a byte-fallback decoder may show it differently).
 
-The first window begins with the last tokens of the prompt, since what an answer's first token spells depends on them:
-at the start of a text those decoders drop its leading space, and a prompt may end in half a character, which then
+The first window starts with the prompt's last tokens, since the text of an answer's first token depends on them: at
+the start of a text those decoders drop its leading space. A prompt may also end in half a character, which then
 belongs to the answer that completes it.
 
-One Knuth-Morris-Pratt automaton per stop string reads each character once. The first character that completes a stop
-string ends the output (the longest one when several end there), so the result depends on the text alone, never on how
-it was cut into pieces. The stop string itself is not returned.
+One Knuth-Morris-Pratt automaton per stop string reads each character once. The first character that completes a
+stop string ends the output (the longest one when several end there), so the result depends on the text alone, never
+on its chunks. The stop string itself is not returned.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from stageline_runtime.engine.text.tokenizer import EngineTokenizer
 
 REPLACEMENT = "\ufffd"
 MAX_WAITING_TOKENS = 16
-"""A character has at most four bytes; with this many tokens waiting, the held-back bytes are broken for good."""
+"""A character has at most four bytes; with this many tokens waiting, the held-back bytes are permanently invalid."""
 SPLIT_SEARCH_TOKENS = 8
 MIN_CONTEXT_TOKENS = 6
 MAX_CONTEXT_TOKENS = 32
@@ -47,7 +47,7 @@ class IncrementalDetokenizer:
         self._hidden = tokenizer.special_token_ids if hidden_token_ids is None else hidden_token_ids
         self._window: list[int] = []
         self._context = 0
-        """Leading tokens of the window whose text has been released."""
+        """Leading tokens of the window with released text."""
         self._context_text = ""
         """What the context decodes to."""
         self._released = 0
@@ -129,7 +129,7 @@ def _end_of(prompt_token_ids: Sequence[int], tokenizer: EngineTokenizer) -> list
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """What a piece of text released. After `matched` nothing more is ever released."""
+    """The text that a chunk released. After `matched` no more text is released."""
 
     text: str
     matched: bool

@@ -1,7 +1,8 @@
-"""What a request keeps out of its answer, checked and in token ids, as the sampler excludes it. No I/O.
+"""The tokens that a request excludes from its answer, validated and as token ids for the sampler. No I/O.
 
-Guarantees that something is always left to draw: a request whose exclusions together might leave nothing is refused,
-and so is one that has a guide beside them, whose grammar may at any place admit just what is excluded.
+Guarantees that some token can always be sampled: it refuses a request if its exclusions together might leave none.
+It also refuses exclusions with structured output, since the grammar may admit only excluded tokens at some
+position.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from stageline_runtime.plan_bus.messages import RequestSampling
 def with_exclusions(
     admitted: AdmittedRequest, sampling: SamplingParams, tokenizer: EngineTokenizer, vocab_size: int
 ) -> AdmittedRequest:
-    """`admitted` with the exclusions of `sampling`, whose ids are known to be in the vocabulary.
+    """`admitted` with the exclusions of `sampling`, which has ids known to be in the vocabulary.
 
     Raises:
         PromptError: naming `min_tokens`, `allowed_token_ids` or `bad_words`, which can't be kept to.
@@ -56,7 +57,7 @@ def _names(sampling: SamplingParams) -> Iterator[str]:
 
 
 def _written(word: str, tokenizer: EngineTokenizer) -> Iterator[tuple[int, ...]]:
-    """The ids of `word` at a beginning, and after a blank, where most tokenizers write it otherwise."""
+    """The ids of `word` at the start of a text, and after a space, where most tokenizers encode it differently."""
     bare = word.lstrip()
     for text in (bare, " " + bare):
         ids = tokenizer.encode(text, add_special_tokens=False, param="bad_words") if bare else ()

@@ -1,8 +1,8 @@
-"""Whether a chat's prompt ends within a thought of the assistant's, which the answer then goes on with. Pure.
+"""Whether a chat's prompt ends within the assistant's reasoning, which the answer then continues. Pure.
 
-Thoughts stand at the beginning of an answer, between `<think>` and `</think>`. One is open where the template ends with
-the first mark, or has words after it in what it adds for an answer, or where the words to continue begin with it, the
-template's or their own, and have no second one.
+Reasoning is at the start of an answer, between `<think>` and `</think>`. It is open where the text that the
+template adds for an answer ends with the first mark, or has text after it. It is also open where the text to
+continue starts with the first mark, from the template or its own, and has no second one.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ def without_others_marks(prompt: ChatPrompt) -> ChatPrompt:
 
 
 def is_in_thought(prompt: ChatPrompt, text: str) -> bool:
-    """Whether `text`, which the template made of `prompt`, ends within a thought; no other message ends with a mark."""
+    """Whether `text`, rendered from `prompt`, ends within reasoning; no other message ends with a mark."""
     if not prompt.continue_final_message:
         return _ends_with_mark(text)
     words = prompt.messages[-1].content.strip()
@@ -40,7 +40,7 @@ def is_in_thought(prompt: ChatPrompt, text: str) -> bool:
 
 
 def may_have_begun(text: str) -> bool:
-    """Whether the last mark in `text` is the first of a pair, whoever wrote it."""
+    """Whether the last mark in `text` is an opening one, of any origin."""
     return text.rfind(OPENING) > text.rfind(CLOSING)
 
 

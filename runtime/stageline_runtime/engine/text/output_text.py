@@ -1,11 +1,11 @@
 """One request's output as text: tokens in, releasable text out, until a stop string or the end. Pure.
 
-Tokens are taken one at a time, so where the output ends does not depend on how they arrived. A stop token (end of
-sequence among them) counts as generated and is reported among the ids, but never shows in the text, nor among the log
-probabilities, unless the request wants it there.
+Tokens are processed one at a time, so the end of the output does not depend on how they arrived. A stop token
+(including end of sequence) counts as generated and is reported among the ids. It never appears in the text, nor
+among the log probabilities unless the request asks for it.
 
-An output that another engine began is made text again from its ids, one id at a time, so held-back text (half a
-character, a possible stop string) stands exactly where it stood, and only what the client lacks is sent.
+For an output that another engine started, the text is rebuilt from its ids, one at a time. So the held-back text
+(half a character, a possible stop string) is the same, and only the text that the client lacks is sent.
 """
 
 from collections.abc import Sequence
@@ -56,9 +56,11 @@ class OutputText:
         return self._stops.found
 
     def resume(self, token_ids: Sequence[int], relayed_characters: int | None) -> Piece:
-        """Take ids generated before; returns the text of them that the client lacks, and how many of the ids count.
+        """Accept ids generated before; returns the part of their text that the client lacks, and how many of the ids
+        count.
 
-        `relayed_characters` is what the client has of the output's text; None: what was released after these ids.
+        `relayed_characters` is how much of the output's text the client has; None: the text that was released after
+        these ids.
         """
         piece = self.push(token_ids)
         if relayed_characters is None:
@@ -86,7 +88,7 @@ class OutputText:
         return Piece(self._unseen("".join(texts)), tuple(token_ids), False, tuple(listed))
 
     def finish(self) -> Piece:
-        """The end of the tokens: releases what was held back, unless that completes a stop string."""
+        """No more tokens follow: releases the held-back text, unless that completes a stop string."""
         match = self._stops.push(self._detokenizer.flush())
         if match.matched:
             return Piece(self._unseen(match.text), (), True)
@@ -102,10 +104,10 @@ class OutputText:
 def _hidden_token_ids(
     tokenizer: EngineTokenizer, form: ToolCallFormat | None, thoughts: ThoughtStart | None
 ) -> frozenset[int]:
-    """Ids that don't show in an answer whose calls are written as `form`, and which may begin with `thoughts`.
+    """Ids that are hidden in an answer with tool calls in the format `form` and, possibly, reasoning as in `thoughts`.
 
-    Tags show also where they are control tokens, since the answer's reader looks for them. A mark before a whole answer
-    of calls is hidden also where it is a plain token, since its reader takes what follows.
+    Tags are shown even as control tokens, since the answer's reader looks for them. A mark before a whole answer of
+    tool calls is hidden even as a plain token, since its reader parses the text after it.
     """
     shown = (_CALL_TAGS if form is ToolCallFormat.TAGGED else ()) + (() if thoughts is None else (OPENING, CLOSING))
     marks = () if form is None else _CALL_MARKS.get(form, ())
@@ -118,20 +120,20 @@ class OutputStart:
 
     output: OutputText
     prompt: ToldPrompt | None = None
-    """What the answer tells of its prompt; None: nothing."""
+    """The prompt data that the answer reports; None: none."""
     logprobs: PackedLogprobs | None = None
     """Where those of its new tokens wait; None: the request wants none."""
     text: str = ""
-    """Of the ids generated before, what the client lacks."""
+    """The part of the earlier ids' text that the client lacks."""
     ended: FinishReason | None = None
-    """The ids generated before are all there will be."""
+    """Set if no ids follow those generated before."""
 
 
 def start_output(tokenizer: EngineTokenizer, request: AdmittedRequest, relayed_characters: int | None) -> OutputStart:
-    """The request's output, brought to where `generated_token_ids` left it.
+    """The request's output, advanced to the end of `generated_token_ids`.
 
     Raises:
-        PromptError: the ids go on after a stop string, or characters were relayed of no ids.
+        PromptError: the ids continue after a stop string, or characters were relayed of no ids.
     """
     output = OutputText(tokenizer, request)
     prompt = None if request.prompt_told is None else ToldPrompt(tokenizer.token_bytes, request)

@@ -1,8 +1,7 @@
 """Log probabilities of an output while they wait for its client: packed, and described when a line is made. Pure.
 
-A token takes 14 bytes here, and 12 more for each alternative that is listed with it: as objects they are fifty times
-as much, and nothing holds a group back while a client lags. Values are float64, so what comes out is digit for digit
-what went in.
+A token takes 14 bytes here, and 12 more for each alternative listed with it. As objects they take fifty times as
+much, and a slow client never holds a group back. Values are float64, so they are returned digit for digit.
 """
 
 from array import array
@@ -44,7 +43,7 @@ class PackedLogprobs:
             self._counts.append(len(logprobs.top))
 
     def take_described(self, count: int) -> list[dict[str, object]]:
-        """What `take` gives, as a line of the answer has it."""
+        """The values of `take`, in the form of an answer's line."""
         return [describe(token_id, logprobs, self._token_bytes) for token_id, logprobs in self.take(count)]
 
     def take(self, count: int) -> Sequence[ListedToken]:

@@ -1,7 +1,7 @@
-"""How long reading a prompt takes, told before it is rendered or tokenized.
+"""Estimates how long reading a prompt takes, before it is rendered or tokenized.
 
-A template may write tools and arguments of calls in lines, indented by their depth: each value counts with its depth,
-not by its text alone. Counting stops at a limit, because it is done on the event loop.
+A template may write tools and call arguments as indented lines: each value counts with its depth, not by its text
+alone. Counting stops at a limit, because it runs on the event loop.
 """
 
 import re
@@ -13,7 +13,7 @@ from stageline_api.engine_http import ChatMessage, ChatPrompt, Prompt, TextPromp
 QUICK_LENGTH: Final = 8192
 """A text of up to this many characters, or a prompt of this many ids, is read in a few milliseconds."""
 MESSAGE_CHARACTERS: Final = 64
-"""A message of a chat takes a template as long as so many characters of text."""
+"""A chat message costs a template as much time as this many characters of text."""
 VALUE_CHARACTERS: Final = 16
 """A value within tools or arguments, in the same sense, beside its text and its indentation."""
 INDENT: Final = 4
@@ -22,7 +22,7 @@ _MARKS: Final = re.compile(r"[\[{,]")
 
 
 def work_of(prompt: Prompt, limit: int) -> int:
-    """Characters or ids whose reading takes as long as that of `prompt`; counted until they exceed `limit`."""
+    """Cost of reading `prompt`, as a number of characters or ids; counted until it exceeds `limit`."""
     total = 0
     for size in _sizes(prompt):
         total += size

@@ -1,8 +1,8 @@
 """Turns a `GenerateRequest` into an `AdmittedRequest`: renders, tokenizes, and checks everything a stage relies on.
 
-What leaves here can't fail in a stage: every id has an embedding row, the prompt is not empty, and prompt plus output
-fit the context. What can't be served is refused with the field, the value and the rule. Whether a JSON schema can guide
-an answer is not asked here, since it may take too long: that is `schema_check`'s.
+An admitted request can't fail in a stage: every id has an embedding row, the prompt is not empty, and prompt plus
+output fit the context. An invalid request is refused with the field, the value and the rule. `schema_check` checks
+JSON schemas instead, since that may take too long here.
 """
 
 import math
@@ -50,11 +50,13 @@ from stageline_runtime.plan_bus.messages import RequestSampling
 NO_DEFAULTS: Final = SamplingParams()
 LONGEST_ARGUMENT_NAME: Final = 64
 _LEFT_OPEN: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
-"""What the model is asked where a request says nothing."""
+"""Fields that the model's defaults fill when a request omits them."""
 
 MOST_CHARACTERS_A_TOKEN = 16
-"""On average over a prompt as long as the context: text has four, code less. What has more can be told without
-tokenizing it, which takes seconds."""
+"""On average over a prompt as long as the context: text has four, code less.
+
+A prompt with more can be refused without tokenizing it, which takes seconds.
+"""
 QUICK_OUTPUT = 64
 """Generated ids to continue from become text again one by one; this many take a few milliseconds."""
 
@@ -62,7 +64,7 @@ QUICK_OUTPUT = 64
 class _Tokenized(NamedTuple):
     token_ids: tuple[int, ...]
     chat_text: str | None = None
-    """What the template made of a chat."""
+    """The text that the template rendered from a chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class PromptReader:
     """Most tokens of prompt plus output."""
     eos_token_ids: frozenset[int]
     sampling_defaults: SamplingParams = NO_DEFAULTS
-    """The model's own, for what a request leaves open."""
+    """The model's own defaults, for fields that a request omits."""
     tool_template: ChatTemplate | None = None
     """Of chats with tools, where the model has one of its own for them."""
     _rendered_lately: RecentPrompts[_Tokenized] = field(default_factory=RecentPrompts, init=False, compare=False)
@@ -214,7 +216,7 @@ class PromptReader:
         return self.tool_template if has_tools and self.tool_template is not None else self.chat_template
 
     def _thoughts(self, prompt: Prompt, chat_text: str | None) -> ThoughtStart | None:
-        """How the answer to `prompt` may begin with thoughts, as far as the template and the words before it tell."""
+        """How the answer to `prompt` may begin with reasoning, as far as the template and the text before it show."""
         template = self._template(prompt)
         if not isinstance(prompt, ChatPrompt) or template is None or not template.has_thoughts:
             return None
@@ -225,7 +227,7 @@ class PromptReader:
         return ThoughtStart.OPEN if is_open else ThoughtStart.TAGGED
 
     def _begins_thought(self, prompt: ChatPrompt, text: str) -> bool:
-        """Whether the template begins a thought for the answer, with words of its own."""
+        """Whether the template itself starts the answer's reasoning."""
         if not prompt.add_generation_prompt or not may_have_begun(text):
             return False
         try:
@@ -348,7 +350,7 @@ def _check_generated(request: AdmittedRequest) -> None:
 
 
 def _check_told(request: AdmittedRequest) -> None:
-    """Refuse a prompt of which more was told than it has, or which is all that is wanted where output is too.
+    """Refuse a prompt with fewer tokens than were reported before, or a prompt-only request that also wants output.
 
     Raises:
         PromptError: naming `prompt_told` or `prompt_only`.
@@ -363,7 +365,7 @@ def _check_told(request: AdmittedRequest) -> None:
 
 
 def _filled(sampling: SamplingParams, defaults: SamplingParams, room_tokens: int) -> SamplingParams:
-    """`sampling` with the model's values where it has none; they never make an answer longer than its room."""
+    """`sampling` with the model's values where it has none; they never make an answer longer than `room_tokens`."""
     missing = {name: getattr(defaults, name) for name in _LEFT_OPEN if getattr(sampling, name) is None}
     if missing.get("max_tokens") is not None:
         missing["max_tokens"] = min(missing["max_tokens"], room_tokens)
@@ -371,7 +373,7 @@ def _filled(sampling: SamplingParams, defaults: SamplingParams, room_tokens: int
 
 
 def _request_sampling(sampling: SamplingParams, num_prompt_tokens: int) -> RequestSampling:
-    """What a request asks of the sampler; limits and stops stay with the engine."""
+    """A request's parameters for the sampler; the engine applies limits and stops."""
     return RequestSampling(
         temperature=_or(sampling.temperature, _OFF.temperature),
         top_p=_or(sampling.top_p, _OFF.top_p),

@@ -1,4 +1,4 @@
-"""Keeps what was made of the last few prompts: choices of one request ask with the same prompt, each by itself.
+"""Caches the last few rendered prompts: the choices of one request send the same prompt in separate requests.
 
 Kept for seconds only: a template may write the time of day.
 """
@@ -31,7 +31,7 @@ class RecentPrompts(Generic[Made]):
         self._kept: deque[tuple[float, str, Made]] = deque(maxlen=MAX_KEPT)
 
     def made_of(self, written: str, make: Callable[[], Made]) -> Made:
-        """What `make` returned for a prompt `written` alike, or returns now. Raises what `make` does."""
+        """The cached result of `make` for the same text `written`, or a new one. Raises the errors of `make`."""
         if (known := self._find(written)) is not None:
             return known[0]
         made = make()

@@ -1,8 +1,8 @@
-"""What a model's `generation_config.json` says of sampling, for requests that say nothing.
+"""Sampling defaults from a model's `generation_config.json`, for requests that set none.
 
 Fields and their meaning are those of Hugging Face's `GenerationConfig`, and the choice among them is vLLM's
-(`--generation-config auto`): `do_sample` and lists of suppressed tokens are not followed. What a client gives always
-goes before. A value that no request could have is refused when the engine starts, never ignored.
+(`--generation-config auto`): `do_sample` and lists of suppressed tokens are ignored. Client-supplied values always
+take precedence. A value that no request could have is refused when the engine starts, never ignored.
 """
 
 from collections.abc import Mapping

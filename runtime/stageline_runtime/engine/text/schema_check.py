@@ -1,12 +1,14 @@
-"""Whether a JSON schema can guide an answer, found out in a process of its own that is killed when it takes too long.
+"""Checks whether a JSON schema can constrain an answer, in a child process that is killed when it takes too long.
 
-Compiling a few bytes of schema can take minutes, and nothing in this process could stop it. So each new schema is
-compiled, and followed a little, in a child first, under limits of CPU time: what passes takes the stage about that too.
-Requests with a new schema wait for that, nobody else for anything. There are two lines: in the first each has a short
-share of CPU time, far more than one that people write takes; what doesn't come to its end is begun anew in the second,
-where the dear ones wait for each other. So however many of those there are, a cheap one waits for no more than their
-shares. Requests with the same schema wait for it together; when the last of them has left it is given up. What was
-found out about a schema is remembered, refusals too, so that asking again costs nothing.
+Compiling a few bytes of schema can take minutes, and this process could not stop it. So a child first compiles each
+new schema and walks it a little, under limits of CPU time: a schema that passes takes the stage about as long. Only
+requests with a new schema wait for that.
+
+There are two queues. In the first each schema has a short share of CPU time, far more than a handwritten one takes.
+A schema that exceeds it starts again in the second queue, where the expensive ones wait for each other. So a cheap
+schema waits only for the short shares of expensive ones, however many there are. Requests with the same schema wait
+for it together; when the last of them has left, it is abandoned. Results are cached by schema, refusals too, so
+that a repeated check costs nothing.
 """
 
 import asyncio
@@ -22,7 +24,7 @@ from stageline_runtime.engine.errors import EngineRefusal, PromptError
 from stageline_runtime.engine.text.check_line import CheckLine
 
 CPU_LIMIT_SECONDS: Final = 1.0
-"""Of one schema; what people write takes hundredths of that."""
+"""Per schema; handwritten schemas take hundredths of that."""
 QUICK_CPU_SECONDS: Final = 0.1
 """Of one schema in the first line."""
 WALL_SECONDS_A_CPU_SECOND: Final = 30.0
@@ -45,7 +47,7 @@ class _UnderWay:
 
 
 class SchemaCheck:
-    """Makes its children when they are first needed: most engines never have a dear schema."""
+    """Starts its children when they are first needed: most engines never have an expensive schema."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class SchemaCheck:
         )
         self._under_way: dict[str, _UnderWay] = {}
         self._known: OrderedDict[str, str | None] = OrderedDict()
-        """Hash of a schema -> what is wrong with it."""
+        """Hash of a schema -> its fault, None if it has none."""
 
     async def check(self, schema: str) -> None:
         """Return once `schema` is known to compile in time.
@@ -92,7 +94,7 @@ class SchemaCheck:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _found_out(self, key: str, schema: str) -> str | None:
-        """What is wrong with it, once that is known; with nobody left who waits it is given up."""
+        """Its fault, once that is known; when no request waits for it any more, it is abandoned."""
         under_way = self._under_way.get(key)
         if under_way is None:
             under_way = self._under_way[key] = _UnderWay(asyncio.create_task(self._find_out(key, schema)))

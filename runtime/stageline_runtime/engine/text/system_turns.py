@@ -1,8 +1,8 @@
-"""System turns for templates that refuse them, or leave them out. Pure.
+"""System turns for templates that refuse or omit them. Pure.
 
-Agents send reminders as `system` or `developer` turns at any place. Most templates write such turns as they are; some
-allow one at the beginning alone, some none, some pass them over without a word, and many demand that user and assistant
-alternate. Their models read the words in a turn of the user.
+Agents send reminders as `system` or `developer` turns at any place. Most templates write such turns unchanged. Some
+allow only an initial one, some none, some omit them silently, and many demand that user and assistant alternate.
+For their models the text is moved to a user turn.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +42,6 @@ def _folded(messages: Sequence[ChatMessage], keeps_first: bool) -> list[ChatMess
 
 
 def shows_late_system(messages: Sequence[ChatMessage], text: str) -> bool:
-    """Whether `text` has the words of all system turns besides the first turn, with whatever blanks between them."""
+    """Whether `text` has the words of all system turns after the first turn, with any whitespace between them."""
     shown = "".join(text.split())
     return all("".join(message.content.split()) in shown for message in messages[1:] if message.role == "system")

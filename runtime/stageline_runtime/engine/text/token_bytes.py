@@ -18,7 +18,7 @@ from stageline_runtime.plan_bus.messages import TokenLogprobs
 _LONE_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
 _KEPT_TOKENS: Final = 4096
-"""Bytes of so many tokens are kept, the last asked for: alternatives are mostly the same few. A megabyte."""
+"""Cache size in tokens, least recently used out first: alternatives are mostly the same few. About a megabyte."""
 
 
 class TokenBytes:

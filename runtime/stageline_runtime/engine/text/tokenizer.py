@@ -1,11 +1,11 @@
 """Text to token ids and back, with the model's `tokenizer.json`, to the same ids as transformers.
 
-Two kinds of text come in: raw text gets the special tokens that the post-processor of `tokenizer.json` puts at its
-edges (beginning of sequence), and text from a chat template gets none, because the template has written them. Encoding
-never truncates or pads.
+Raw text gets the special tokens that the post-processor of `tokenizer.json` adds at its edges (beginning of
+sequence). Text from a chat template gets none, because the template has written them. Encoding never truncates or
+pads.
 
-Tokens that only the files beside it have are the tokenizer's too (`tokenizer_loading`). `add_bos_token` is not read:
-next to a `tokenizer.json` transformers ignores it too.
+Tokens that only the accompanying files define also belong to the tokenizer (`tokenizer_loading`). `add_bos_token`
+is ignored, as transformers ignores it next to a `tokenizer.json`.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class EngineTokenizer:
         self._added_ids = {token.content: index for index, token in added.items()}
         self.token_bytes = TokenBytes(backend)
         self.hidden_ids = lru_cache(self._hidden_ids)
-        """Ids of control tokens but for those with a text of the first argument, and of added tokens of the second."""
+        """Ids of control tokens, except those with a text in the first argument, and of added tokens in the second."""
 
     @classmethod
     def load(cls, model_dir: Path) -> "EngineTokenizer":
@@ -78,7 +78,7 @@ class EngineTokenizer:
         return tuple(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of `token_ids`; ids without a token give nothing, nor do special tokens unless asked for."""
+        """Text of `token_ids`; unknown ids give no text, nor do special tokens by default."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def token_text(self, index: int) -> str:

@@ -1,7 +1,7 @@
-"""A prompt's tokens as an answer tells them: each once and in order, with log probabilities where these are asked for.
+"""A prompt's tokens as an answer reports them: each once and in order, with log probabilities if requested.
 
-They wait as they came from the last stage, packed, and become objects a piece at a time, when it is their turn to be
-written: twenty alternatives a token are a hundred times as much as objects. Pure.
+They stay packed, as the last stage sent them, and become objects one piece at a time when they are written: with
+twenty alternatives a token, objects take a hundred times as much. Pure.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from stageline_runtime.engine.text.token_bytes import TokenBytes
 from stageline_runtime.plan_bus.prompt_report import PromptReport, unpacked
 
 PIECE_ENTRIES: Final = 1024
-"""Tokens and alternatives that are told at once: a few milliseconds' work."""
+"""Tokens and alternatives in one piece: a few milliseconds' work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ToldPrompt:
         self._has_logprobs = request.sampling.num_top_prompt_logprobs is not None
 
     def begun(self) -> Iterator[PromptPiece]:
-        """What can be told before anything is computed: all, or where log probabilities are asked for the first."""
+        """The pieces known before any computation: all, or only the first token if log probabilities are requested."""
         end = 1 if self._has_logprobs else len(self._request.prompt_token_ids)
         return _pieces(self._request.prompt_told or 0, end)
 
