@@ -1,4 +1,4 @@
-"""How the requests of one scheduler speculate, and what has become of their drafts. Pure."""
+"""How the requests of one scheduler speculate, and the results of their drafts. Pure."""
 
 from dataclasses import dataclass, field
 

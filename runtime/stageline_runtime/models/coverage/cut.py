@@ -34,7 +34,7 @@ class Passage:
 
     embedding_only: bool
     hidden: torch.Tensor | None
-    """Received from the stage before; then what comes out of this part."""
+    """Received from the previous stage; then the output of this part."""
     layer_outputs: list[torch.Tensor] = field(default_factory=list)
 
 

@@ -44,13 +44,13 @@ def make_cache(
 
 
 def _untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages are not touched yet; `torch.zeros` would write, and so occupy, all of them."""
+    """Zeros in untouched pages; `torch.zeros` would write all pages, and so allocate them."""
     size_bytes = math.prod(size) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     except OSError as error:
         raise MemoryError(f"{size_bytes} bytes of KV cache can't be reserved: {error.strerror}") from error
-    # A huge page would occupy parts of blocks that nothing has reached; a kernel without huge pages refuses to be told.
+    # A huge page would occupy parts of unused blocks; a kernel without huge pages rejects the advice.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(size)

@@ -242,7 +242,7 @@ class StepTable:
         self._table = torch.zeros(size, dtype=torch.int32, device=device.device)
 
     def fill(self, batch: StepBatch) -> StepTensors:
-        """Put a plan's table there; what is returned views the one buffer, so it holds until the next plan."""
+        """Copy a plan's table there; the result is a view of the one buffer, valid until the next plan."""
         flat = torch.tensor(batch.flat(), dtype=torch.int32)
         self._device.fill(self._table[: len(flat)], flat)
         num_tiles = len(batch.decode_tiles)

@@ -290,8 +290,7 @@ def step_kind(plan: StepPlan) -> BusyKind:
 
 
 def _is_waited_for(plan: StepPlan) -> bool:
-    """Whether the host has to know what was sampled before it goes on: how many drafts hold is the host's to decide,
-    and a draft model goes on from ids. Drafts are sent where stages would have nothing to do, so the wait keeps little
-    work from the device.
-    """
+    """Whether the host must read the sampled tokens before it continues: the host decides how many drafts hold, and a
+    draft model continues from ids. Drafts are sent where stages would be idle, so the wait costs the device little
+    work."""
     return plan.draft_steps > 0 or plan.verifies_drafts
