@@ -56,7 +56,7 @@ DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
 
 
 class GenerateJob(NamedTuple):
-    """What to generate, and what goes with it."""
+    """What to generate, and its context."""
 
     model: str
     request: GenerateRequest
@@ -116,7 +116,7 @@ class _ChoicesInTurn:
         return self._pass_on(choice, events)
 
     def fail(self) -> None:
-        """Let nothing follow what was delivered before."""
+        """Deliver nothing after the events delivered so far."""
         self._has_failed = True
 
     def _admit(self, choice: int, admitted: Admitted) -> None:
@@ -147,7 +147,7 @@ class _ChoicesInTurn:
             self._free.set()
 
     async def _later(self, choice: int, events: Sequence[StreamEvent]) -> None:
-        """Deliver `events` when all choices are admitted, that was delivered, and nobody is waited for."""
+        """Deliver `events` when all choices are admitted, that was delivered, and no other delivery is awaited."""
         await self._all_admitted.wait()
         while not self._free.is_set():
             await self._free.wait()
@@ -162,7 +162,7 @@ class _ChoicesInTurn:
 
 
 class _Relayed(NamedTuple):
-    """One choice on one group, and what its events mean for those who keep account of it."""
+    """One choice on one group, and the effect of its events on the accounting."""
 
     group: GroupEndpoint
     key: str

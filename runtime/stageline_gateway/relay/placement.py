@@ -97,7 +97,8 @@ class Progress:
         return structs.replace(self.request, **update)
 
     def computed_with(self, revision: str, weights: str | None) -> None:
-        """Output came of a group of `revision`. Its weights are its to the end, whether or not it is still known."""
+        """A group of `revision` produced output. That revision has the same weights to the end, even if it is no longer
+        known."""
         if weights is not None or revision != self.revision:
             self.revision, self.weights = revision, weights
 
@@ -197,7 +198,7 @@ class Search:
         return self.backends.discovered.resume_window_seconds(self.model) if set_for_all is None else set_for_all
 
     def _seconds_to_look_again(self) -> float:
-        """Until time alone may change what is found: a pause, a cool-down or the time of a start ends."""
+        """Seconds until time alone may change the result: a pause, a cool-down or a start period ends."""
         now, discovered = self.backends.clock(), self.backends.discovered
         starts_for_seconds = self.retry.start_hold_seconds - discovered.seconds_since_zero(self.model)
         moments = [
@@ -314,7 +315,7 @@ class Runs:
         since = self.backends.draining_since.get(key)
         if since is None or not any(map(self.backends.has_room, others)):
             return None
-        # With a token of it unread it would leave for another revision, and could not go on there.
+        # With an unread token it would leave for another revision, and could not continue there.
         is_queued = not run.progress.has_output and lines.is_waited_on
         has_lasted = self.backends.clock() - since >= self.drain_patience_seconds
         if is_queued or (run.progress.has_output and has_lasted):

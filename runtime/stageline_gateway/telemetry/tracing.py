@@ -95,7 +95,7 @@ def _tracestate(value: str) -> str | None:
 
 
 class RequestSpan:
-    """One request without a collector: the client's trace context goes on to the engine as it is."""
+    """One request without a collector: the client's trace context is sent to the engine unchanged."""
 
     trace_id = ""
     """The trace that this span is recorded in, 32 hexadecimal digits; empty where none is."""
@@ -124,7 +124,7 @@ class Tracing:
         return RequestSpan(client)
 
     def close(self) -> None:
-        """Send what waits to be sent, within a bound of time."""
+        """Send pending spans, within a bound of time."""
 
 
 class _OtelSpan(RequestSpan):
