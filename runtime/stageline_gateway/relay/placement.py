@@ -38,9 +38,9 @@ LEFT: Final = "The engine drains, and another group takes over."
 class Progress:
     """How far one choice has come, over all the engines that worked on it, and the request that continues it.
 
-    The next engine takes the token ids that were relayed as output that it has generated, and its text goes on after
-    the characters that were relayed. Seed, limits and prompt stay the first ones, so it counts, stops, penalizes and
-    draws its noise as the first engine would have.
+    The next engine treats the relayed token ids as its own output, and its text continues after the relayed characters.
+    Seed, limits and prompt are unchanged, so it counts, stops, penalizes and draws its noise as the first engine would
+    have.
     """
 
     request: GenerateRequest
@@ -258,17 +258,17 @@ class Run:
 
 @dataclass(slots=True)
 class Runs:
-    """The runs under way, one for each choice on an engine, and which of them should leave it.
+    """The current runs, one for each choice on an engine, and which of them should leave it.
 
     Reviewed in every period of the probes and at every change of discovery. A run leaves
 
     - an engine that is gone, by discovery or because another answers at its address, once it has been silent for
-      `gone_silence_seconds`: the connection of a machine that vanished never breaks by itself;
-    - one that is silent to its probe as well, when that has lasted `silent_probe_seconds`, if another group can go on.
-      Where none can there is nothing to gain: the machine may only be busy, and go on itself;
-    - a group that drains, if another can take it and has room in its queue: at once while it only waits in the queue,
-      else when the drain has lasted `drain_patience_seconds`. As many leave as there is room for: the others may end
-      where they are, and nowhere else.
+      `gone_silence_seconds`: the connection of a machine that vanished never breaks on its own;
+    - an engine that is silent to its probe as well, for `silent_probe_seconds`, if another group can continue the run.
+      If none can, leaving gains nothing: the machine may only be busy, and continue later;
+    - a group that drains, if another group accepts the run and has capacity in its queue: at once while it is only queued,
+      else when the drain has lasted `drain_patience_seconds`. As many leave as there is capacity for: the others may end
+      only where they are.
     """
 
     backends: Backends
