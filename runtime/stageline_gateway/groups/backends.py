@@ -121,7 +121,7 @@ class DiscoveredGroups:
         return None if self.model_of(model) == model else model
 
     def model_of(self, name: str) -> str:
-        """The served model with groups that answer for `name`: itself, unless it is an adapter's name and no model's."""
+        """Served model with groups that answer for `name`: itself, unless it is an adapter's name and no model's."""
         current = self.current
         if name in current.models or any(group.model == name for group in current.groups):
             return name

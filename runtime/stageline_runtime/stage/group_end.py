@@ -9,7 +9,7 @@ from stageline_runtime.termination import RuntimeFailure
 
 
 def ask_to_drain(bus: StageBus, progress: StageProgress) -> None:
-    """Ask the engine to drain the group, once: this stage was told to end."""
+    """Ask the engine to drain the group, once: this stage was asked to end."""
     if progress.phase is not Phase.DRAINING:
         progress.enter(Phase.DRAINING)
         bus.send(DrainRequested(progress.stage))

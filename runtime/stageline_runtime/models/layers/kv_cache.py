@@ -1,10 +1,10 @@
-"""Keys and values of a stage's layers, in blocks of `BLOCK_TOKENS` positions that plans hand out.
+"""Keys and values of a stage's layers, in blocks of `BLOCK_TOKENS` positions that plans allocate.
 
-A cache has one block more than slots have: what padding writes goes there where it can't be left out. Nothing is ever
+A cache has one more block than slots have: padding writes there where the write can't be skipped. Nothing is ever
 cleared: attention reads no position that the present holder of a block hasn't written.
 
-On a CPU the memory is mapped, where the kernel gives zeroed pages on first touch, so blocks that nobody reaches cost
-nothing; and a head's blocks lie side by side, so that neighbours among them are one piece of memory.
+On a CPU the memory is mapped, where the kernel gives zeroed pages on first touch, so unused blocks cost nothing; and a
+head's blocks are adjacent, so that neighbours among them are one contiguous range.
 """
 
 import contextlib

@@ -1,14 +1,14 @@
 """The last stage's memory of how each slot's request samples, and the tensor work around the sampler.
 
 Everything here can be rebuilt from token ids: inputs arrive in the plans' rows and fills, output is sampled here. The
-state of a slot belongs to one generation; a row of another one, which runs dead, samples from its logits alone.
+state of a slot belongs to one generation; a stale row of another one samples from its logits alone.
 
-A verifying row is drawn at each of its tokens, with the parameters, the noise and the history that a decode row at that
-position would have; it keeps what is drawn up to the first draw that is not the draft. So it says what decode rows one
-by one would have said. Where history changes logits, each draw waits for the one before; elsewhere all are one draw.
+A verifying row is drawn at each of its tokens, with the parameters, the noise and the history of a decode row at that
+position. It keeps the draws up to the first one that differs from the draft. So its output equals that of single decode
+rows. Where history changes logits, each draw waits for the one before; elsewhere all are one draw.
 
 Drawn tokens stay on the device for feedback, and the host reads them later. Two kinds of plans wait for the device. One
-verifies drafts: the host decides how many hold. The other has a request whose next token depends on its output
+verifies drafts: the host decides how many hold. The other has a request with a next token that depends on its output
 (penalties, a grammar). That output was sampled at least one plan of its cohort earlier, so its copy is mostly done.
 """
 
@@ -72,7 +72,7 @@ class SlotSampling:
     def change(self, logits: Tensor, position: int, place: Placing = stay, *, masks: bool = True) -> None:
         """Bias, penalise and mask the request's logits `[vocab_size]` in place; the token to draw is at `position`.
 
-        `masks` False: not by the grammar, which knows only what comes next.
+        `masks` False: without the grammar, which knows only the next position.
         """
         adjust(logits, self.sampling, self.seen, place)
         if masks and self.guide is not None:

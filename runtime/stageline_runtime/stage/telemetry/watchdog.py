@@ -32,7 +32,7 @@ class _Watched(NamedTuple):
     peer: int | None
     since_seconds: float
     is_exchange: bool = False
-    """Between the ranks of this stage; what is computed after it goes by its name too."""
+    """Between the ranks of this stage; computation after it uses its name too."""
     start_seconds: float | None = None
     """Part of the start, with this limit instead of a step's."""
 
