@@ -134,7 +134,7 @@ class MultiplexedConnection:
         return float("-inf") if self._connection is None else self._connection.heard_at
 
     def stream(self) -> MultiplexedStream:
-        # Not `is_open`: the engine may have ended it since its caller asked, which its streams hear of.
+        # Not `is_open`: the engine may have ended it since its caller asked, and its streams get the error.
         is_over = self._is_retired or self._life.done()
         assert not is_over, "a stream of a connection that takes none"
         self._end_rest()
@@ -151,7 +151,7 @@ class MultiplexedConnection:
             self._unsent[line.stream] = line
 
     def say(self, line: ClientLine) -> None:
-        if self._connection is not None and self._connection.is_open:  # else its streams are about to hear of its end
+        if self._connection is not None and self._connection.is_open:  # else its streams are about to get the error
             self._connection.send(line.written())
 
     def leave(self, number: int, is_over: bool) -> None:
@@ -211,7 +211,7 @@ class MultiplexedConnection:
         return connection
 
     def _end(self, _: asyncio.Task[None]) -> None:
-        """All its streams hear how it ended."""
+        """Raise the connection's end in all its streams."""
         self._is_retired = True
         self._end_rest()
         if self._connection is not None:

@@ -50,7 +50,7 @@ class Finding:
     status: EngineStatus | None = None
     """What the engine said of itself, if it takes requests."""
     held: Set[str] = frozenset()
-    """The names of beginnings of prompts in its cache, where it was asked for them."""
+    """The names of prompt prefixes in its cache, if it was asked for them."""
 
 
 @dataclass(slots=True)

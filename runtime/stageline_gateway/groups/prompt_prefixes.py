@@ -2,7 +2,7 @@
 
 A name is the hash of the prompt up to some place, and starts with everything that separates caches (salt, adapter).
 Prompts with the same prefix share the same places: near the start every `STEP` bytes, then at growing distances, and at
-the ends of a chat's last messages, where its next turn continues. Engines repeat the names and don't know how they are
+the ends of a chat's last messages, where the next message follows. Engines repeat the names and don't know how they are
 made; all gateways of a model make the same ones.
 """
 
@@ -22,7 +22,7 @@ EVEN_STEPS: Final = 16
 GROWTH: Final = 1.3
 LAST_MESSAGES: Final = 12
 LONGEST: Final = 1 << 20
-"""Bytes: a beginning that is longer costs the event loop too much to name."""
+"""Bytes: naming a longer prefix would occupy the event loop too long."""
 NAME_BYTES: Final = 6
 
 

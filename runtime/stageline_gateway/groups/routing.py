@@ -109,7 +109,7 @@ class EngineAccount:
     from_others: int = 0
     """Requests that run or wait there, and that this gateway didn't send."""
     held: Set[str] = frozenset()
-    """Names of beginnings of prompts that its cache holds, or soon will."""
+    """Names of prompt prefixes that its cache holds, or soon will."""
     weights: str | None = None
     """Digest of the weights it computes with; empty where it doesn't say, None while it has not been heard."""
 
@@ -125,7 +125,7 @@ SENT_SECONDS: Final = 5.0
 
 @dataclass(slots=True)
 class EngineAccounts:
-    """The newest account of every engine, by `identity`, and the beginnings of prompts it was sent since."""
+    """The newest account of every engine, by `identity`, and the prompt prefixes sent to it since."""
 
     known: dict[str, EngineAccount] = field(default_factory=dict)
     _sent: dict[str, dict[str, float]] = field(default_factory=dict)

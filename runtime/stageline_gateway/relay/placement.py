@@ -266,9 +266,9 @@ class Runs:
       `gone_silence_seconds`: the connection of a machine that vanished never breaks on its own;
     - an engine that is silent to its probe as well, for `silent_probe_seconds`, if another group can continue the run.
       If none can, leaving gains nothing: the machine may only be busy, and continue later;
-    - a group that drains, if another group accepts the run and has capacity in its queue: at once while it is only
-      queued, else when the drain has lasted `drain_patience_seconds`. As many leave as there is capacity for: the others
-      may end only where they are.
+    - a group that drains, if another accepts the run and has capacity in its queue: at once while it is only queued,
+      else when the drain has lasted `drain_patience_seconds`. As many leave as there is capacity for: the others may
+      end only where they are.
     """
 
     backends: Backends

@@ -1,4 +1,4 @@
-"""Which failure class an exception in a stage is: the one place where exceptions become last words."""
+"""Which failure class an exception in a stage is: the one place where exceptions become termination messages."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A group's end, as a stage asks the engine for it and hears of it. Without torch, for supervisors too."""
+"""A group's end: how a stage requests it from the engine and learns of it. Without torch, for supervisors too."""
 
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase

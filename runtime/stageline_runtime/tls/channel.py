@@ -34,7 +34,7 @@ class TlsChannel:
             self._shake_hands()  # `outgoing` then holds its first words
 
     def opened(self, data: bytes) -> bytes:
-        """Plaintext of `data` from the wire, as far as it is complete. `outgoing` may hold an answer.
+        """Plaintext of the complete records in `data`. `outgoing` may hold an answer.
 
         Raises:
             TlsError: the peer's identity is wrong, or it closed the handshake; `outgoing` may hold an alert for it.

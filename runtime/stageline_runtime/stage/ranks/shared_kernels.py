@@ -1,6 +1,6 @@
 """Why ranks can't share memory without the compiled exchanges, as the stage's failure. Without torch.
 
-A machine without a compiler is a configuration error, which a restart doesn't fix. An unfinished compilation is not: the
+A missing compiler is a configuration error, which a restart doesn't fix. An unfinished compilation is not: the
 next start may find a quieter machine.
 """
 

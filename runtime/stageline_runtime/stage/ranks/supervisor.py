@@ -69,7 +69,7 @@ def start_rank(command: Sequence[str], environment: Mapping[str, str], descripto
 
 
 class RankProcess:
-    """One rank: the process, the socket on which it answers, the memory that it writes its last words into."""
+    """One rank: the process, the socket on which it answers, the memory for its termination message."""
 
     def __init__(self, rank: int, area: int, command: Sequence[str], given: Mapping[str, str]) -> None:
         """`given`: variables of its own, beside those by which it finds what it inherits."""

@@ -121,7 +121,7 @@ class StageRunner:
 
     @property
     def tells(self) -> bool:
-        """Whether the engine hears from here what a plan sampled: the last stage's first rank."""
+        """Whether this process reports sampled tokens to the engine: the last stage's first rank."""
         return self.is_last and self._ranks.rank == 0
 
     def accept(self, plan: StepPlan) -> None:

@@ -160,7 +160,7 @@ class SamplingState:
         positions = [row.position + row.num_tokens for row in rows]
         for index, slot in special:
             slot.change(logits[index], positions[index], place)
-        # A row without a slot runs dead: the cheapest draw will do.
+        # A row without a slot is stale: the cheapest draw will do.
         sampling = [_CHEAPEST if slot is None else slot.sampling for slot in slots]
         tokens = sample_on_device(logits, sampling, positions, place)
         read = partial(_drawn_rows, rows, special, logprobs)

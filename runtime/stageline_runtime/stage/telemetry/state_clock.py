@@ -104,7 +104,7 @@ PAGE_STEPS: Final = 256
 MAX_MARKS: Final = 64
 """Marks kept of one step. A stage that changes state more often without a plan forgets the oldest."""
 RECENT_STEPS: Final = 32
-"""Number of steps whose times are sent to the engine with each clock comparison."""
+"""Number of steps with times that are sent to the engine with each clock comparison."""
 
 
 Mark = tuple[State, str, int]
