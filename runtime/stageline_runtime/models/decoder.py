@@ -206,7 +206,7 @@ class DecoderStage:
         """Capture the layers for plans up to `graphs`; touches no slot.
 
         Raises:
-            GraphsUnavailableError: a CPU, a mixture of experts with products that wait for the device, or several ranks.
+            GraphsUnavailableError: a CPU, a mixture of experts that waits for the device, or several ranks.
         """
         device = self._accelerator
         if device is None:
