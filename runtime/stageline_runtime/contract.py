@@ -53,7 +53,7 @@ class PodContract:
 def begin(component: str, *, hides_values: bool = False) -> PodContract:
     """Start the log of a container's process, then read the contract; raises RuntimeFailure (BadConfig).
 
-    Until the process ends nobody who makes room in a shared cache takes its models away.
+    Until the process ends no other process evicts its models from a shared cache.
     """
     try:
         configure_logging(component, log_settings(), hides_values=hides_values)
@@ -102,7 +102,7 @@ def read_contract(environ: Mapping[str, str] = os.environ) -> PodContract:
 
 
 def read_engine_keys(pod_ip: str, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The keys that the engine asks for. It may go without on an address that only this machine's processes reach.
+    """The keys that the engine requires. Keys are optional on an address that only this machine's processes reach.
 
     Raises:
         RuntimeFailure: class BadConfig; there are none for another address, or one that can't be used.
@@ -118,10 +118,10 @@ def read_engine_keys(pod_ip: str, environ: Mapping[str, str] = os.environ) -> tu
 
 
 def read_identity(config: RuntimeConfig) -> PodIdentity | None:
-    """The model's certificate, as it is mounted now; None without `spec.network.tls`.
+    """The model's certificate, as currently mounted; None without `spec.network.tls`.
 
     Raises:
-        RuntimeFailure: class RendezvousTimeout: the Secret may be mended while the group is made again.
+        RuntimeFailure: class RendezvousTimeout: the Secret may be fixed while the group is made again.
     """
     return _read_tls(config, PodIdentity)
 
@@ -144,7 +144,7 @@ def read_config(environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
     """Read the resolved config that `STAGELINE_CONFIG` names.
 
     Raises:
-        RuntimeFailure: class BadConfig, naming the file and what is wrong.
+        RuntimeFailure: class BadConfig, naming the file and the problem.
     """
     path = Path(_text(environ, env.CONFIG))
     try:

@@ -65,7 +65,7 @@ def write_last_words(message: TerminationMessage) -> ExitCode:
 
 
 def pass_last_words_on(message: TerminationMessage) -> ExitCode:
-    """Write what another process said last, or what is said of it, which may be that it drained."""
+    """Write another process's termination message, or a message about it, which may be that it drained."""
     if message.failure_class is not FailureClass.EVICTED:
         return write_last_words(message)
     path = os.environ.get(env.TERMINATION_PATH)
@@ -74,9 +74,9 @@ def pass_last_words_on(message: TerminationMessage) -> ExitCode:
 
 
 def write_drained(stage: int | None, asked_by: str) -> ExitCode:
-    """Write that `stage` (None: the engine) ends because it was told to: an exit status of 0 alone doesn't say so.
+    """Write that `stage` (None: the engine) ends on request: an exit status of 0 alone doesn't show that.
 
-    Where a failure was written before, the exit code is the failure's: that is what `write_last_words` guarantees.
+    If a failure was written before, the exit code is the failure's, as `write_last_words` guarantees.
     """
     path, detail = os.environ.get(env.TERMINATION_PATH), f"told to drain by {asked_by}"
     message = TerminationMessage(failure_class=FailureClass.EVICTED, stage=stage, operation="drain", detail=detail)

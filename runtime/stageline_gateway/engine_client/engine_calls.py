@@ -1,7 +1,7 @@
-"""Short questions to an engine or a stage: one JSON body there, one back, bounded in time and in bytes.
+"""Short requests to an engine or a stage: one JSON body out, one back, bounded in time and in bytes.
 
-An answer of megabytes, such as the ids of a long prompt, is read beside the loop, and whoever asked is told of its
-bytes as they come, so that it can be refused before it is all here.
+An answer of megabytes, such as the ids of a long prompt, is read outside the event loop. The caller is notified of its
+bytes as they arrive, so that it can reject the answer before all of it has arrived.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,7 +61,7 @@ class EngineCalls:
         tls_name: str = "",
         count: Callable[[int], None] = lambda _: None,
     ) -> Answer:
-        """`body` is JSON. `count` is told of the answer's bytes as they come, and may raise."""
+        """`body` is JSON. `count` is called with the answer's bytes as they arrive, and may raise."""
         headers = {"content-type": "application/json", **names, **self._key.headers}
         extensions = by_name(tls_name)
         request = httpx.Request("POST", url, content=body, headers=headers, extensions=extensions)
@@ -76,10 +76,10 @@ class EngineCalls:
                 content = await _read(response, count)
             finally:
                 await response.aclose()
-                # It holds the response in turn: both, and the request's body, would wait for the garbage collector.
+                # The two reference each other: both, and the request's body, would wait for the garbage collector.
                 del response.stream
         except (httpx.ReadTimeout, httpx.WriteTimeout, httpx.PoolTimeout):
-            # It was reached, so it is there, and works on what was asked before.
+            # The connection was accepted, so the engine is up and works on earlier requests.
             message = f"The engine is busy: it did not answer within {self._timeout_seconds:g} s."
             raise ApiError(
                 503, message, "server_error", code="overloaded", retry_after_seconds=self._retry_after_seconds

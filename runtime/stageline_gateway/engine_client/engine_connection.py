@@ -27,7 +27,7 @@ class EngineConnection(IncomingLines, asyncio.Protocol):
         self.status = 0
         self._parser = httptools.HttpResponseParser(self)
         self._rest: list[bytes] = []
-        """Of a line whose end hasn't come."""
+        """Of an incomplete line."""
         self._rest_bytes = 0
         self._has_head = False
         self._parsed: list[bytes] = []

@@ -1,9 +1,9 @@
-"""Connections to engines: new ones for short questions, and to each engine those that requests share.
+"""Connections to engines: new ones for short requests, and shared ones for generations.
 
-Requests to an engine share one connection, and long ones, whose lines would delay the others, a second. Another is
-opened while an engine leaves a megabyte unread. A connection rests for seconds only: what an idle connection leads to
-may be gone, and the fewer of them there are, the seldomer a request finds out. A request that does, before any answer
-came, is sent again on a new one (`generation`). Each was opened with a key, and serves requests with the same one.
+Requests to an engine share one connection. Long requests share a second one, since their lines would delay the others.
+Another is opened while an engine leaves a megabyte unread. A connection stays idle for seconds only: its engine may be
+gone, and fewer idle connections mean fewer requests that fail on one. Such a request, if no answer has arrived, is sent
+again on a new connection (`generation`). Each connection was opened with a key, and serves requests with the same key.
 """
 
 import asyncio

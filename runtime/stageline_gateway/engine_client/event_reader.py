@@ -44,8 +44,8 @@ class EventReader:
         self._source: IncomingLines | None = None
         self._is_admitted = False
         self._is_plain = False
-        """Whether the text is nothing but text. Where reasoning or tool calls are looked for in it, every piece stays
-        by itself: their tokens are counted by the piece, and arguments of calls are streamed by the piece."""
+        """Whether the text is plain text. If it is parsed for reasoning or tool calls, chunks are not merged: their
+        tokens are counted per chunk, and tool call arguments are streamed per chunk."""
         self.is_finished = False
         self.is_over = False
         """Whether the engine has sent its last event, whatever that was."""
@@ -60,14 +60,14 @@ class EventReader:
         failure: Exception | None = None
         for line in lines:
             if self.is_finished:
-                break  # whatever an engine says behind that is nobody's any more
+                break  # later lines from the engine are ignored
             try:
                 events.append(self._checked(read_event(line)))
             except UnreadableError:
                 failure = EngineLostError(LossKind.PROTOCOL, "The engine sent an event that can't be read.")
                 break
             except _FAILURES as error:
-                failure = error.with_traceback(None)  # nobody may come to raise it
+                failure = error.with_traceback(None)  # it may never be raised
                 break
         told = list(_joined(events)) if self._is_plain and len(events) > 1 else events
         if failure is not None:
@@ -131,8 +131,8 @@ def _joined(events: Sequence[EngineEvent]) -> Iterator[EngineEvent]:
 
 
 async def _fail_after(pause: Pause | None, failures: list[Exception]) -> None:
-    """Raise the one failure there is. It is taken out of the list, since a frame that holds what was raised through it
-    is freed by nobody but the garbage collector."""
+    """Raise the only failure. It is removed from the list first: otherwise the traceback's frame refers to it, and only
+    the garbage collector would free both."""
     if pause is not None:
         await pause()
     raise failures.pop()

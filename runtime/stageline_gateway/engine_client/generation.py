@@ -30,7 +30,7 @@ from stageline_gateway.engine_trust import EngineAddress, EngineTrust
 
 
 class _UsedUpError(Exception):
-    """A connection that was used before broke without a word of an answer: most likely it had ended meanwhile."""
+    """A reused connection broke before any byte of an answer: most likely it had already ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class _Asked:
         """Whether others would wait for its lines."""
 
     def take_line(self) -> bytes:
-        """For who sends it."""
+        """For the sender."""
         line, self._line = self._line, None
         return self._request.to_json() if line is None else line
 

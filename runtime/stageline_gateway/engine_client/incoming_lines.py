@@ -1,9 +1,9 @@
-"""The lines of one answer, between the connection that brings them and the reader that takes them.
+"""The lines of one answer, between the connection that receives them and the reader that consumes them.
 
-`relay` hands all lines of one arrival to its taker at once, in the very call that brought them: no task wakes for a
-token. What the taker can't take yet waits in a short queue, and then its source is held. A wait ends when what is
-waited for comes, when the answer ends, when the engine has been silent for too long, or when somebody interrupts it:
-never later. Where the lines come from is a subclass's: a connection, or a stream of one.
+`relay` passes all lines of one arrival to its consumer at once, in the call that received them: no task wakes for a
+token. Lines that the consumer can't accept yet wait in a short queue, and then their source is paused. A wait ends when
+its line arrives, when the answer ends, when the engine has been silent for too long, or when it is interrupted: never
+later. A subclass supplies the source of the lines: a connection, or a stream of one.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ TakeLines = Callable[[list[bytes]], Pause | None]
 
 
 LONGEST_TIMER_SECONDS: Final = 30.0
-"""Silence is looked at as often. So the timer of a wait that may be longer, which is made while nobody waits for a
-token, is early enough for the shorter silence that is allowed once there are tokens; another would cost the first."""
+"""Interval of the silence checks. A wait's timer may be set for the longer limit before the first token. With this
+interval it is early enough for the shorter limit after that; a new timer would delay the first token."""
 BROKE: Final = "The connection to the engine broke."
 
 
 class ConnectionBrokenError(Exception):
-    """The answer can't go on; the text is one sentence for the client."""
+    """The answer can't continue; the text is one sentence for the client."""
 
     def __init__(self, why: str, is_echo: bool = False) -> None:
-        """`is_echo`: another answer on the same connection has been told of this end already."""
+        """`is_echo`: another answer on the same connection has already received this end."""
         super().__init__(why)
         self.is_echo = is_echo
 
@@ -56,13 +56,13 @@ class IncomingLines(ABC):
         self._waiter: asyncio.Future[None] | None = None
         self._silent_since = self._limit_seconds = 0.0
         self._take: TakeLines | None = None
-        """Takes lines while nobody waits for one."""
+        """Consumes lines while no reader waits for one."""
         self._pause: Pause | None = None
         """What its last call asked to be awaited."""
 
     @abstractmethod
     def _hold(self) -> None:
-        """Have no more lines brought, but for those that are on their way."""
+        """Stop the source, except for lines that are already on their way."""
 
     @abstractmethod
     def _go_on(self) -> None:
@@ -81,9 +81,9 @@ class IncomingLines(ABC):
         return line
 
     async def relay(self, take: TakeLines, limit_seconds: float) -> None:
-        """Hand all lines to `take` as they come, until the end or `stop`; raises what it raises.
+        """Pass all lines to `take` as they arrive, until the end or `stop`; raises the exceptions of `take`.
 
-        `allow_silence` may change the limit meanwhile.
+        `allow_silence` may change the limit during the call.
         """
         self._limit_seconds = limit_seconds
         while (self._lines or not self._is_complete) and not self._is_stopped:
@@ -111,7 +111,7 @@ class IncomingLines(ABC):
 
     @property
     def silent_seconds(self) -> float:
-        """How long the reader has waited for what comes next; 0 when it isn't waiting."""
+        """How long the reader has waited for the next line; 0 when it isn't waiting."""
         return 0.0 if self._waiter is None else self._loop.time() - self._silent_since
 
     @property
@@ -120,7 +120,7 @@ class IncomingLines(ABC):
         return self._waiter is not None and not self._waiter.done()
 
     def interrupt(self, error: Exception) -> None:
-        """End the reader's wait, now or at its next one, with `error`; lines that are here are still given out."""
+        """End the reader's wait, now or at its next one, with `error`; lines already received are still delivered."""
         self._fail(error)
 
     def forget_failure(self) -> None:
@@ -192,7 +192,7 @@ class IncomingLines(ABC):
             self._end_wait(error)
 
     def _end_wait(self, error: Exception) -> None:
-        """Nothing that comes after this is given out before the reader knows of it."""
+        """No later line is delivered before the reader has received the error."""
         self._take = None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
@@ -214,7 +214,7 @@ class IncomingLines(ABC):
     def _look(self) -> None:
         self._timer = None
         if self._waiter is None or self._waiter.done():
-            return  # what came in the same turn was there in time, however late the turn
+            return  # lines that arrived in the same loop iteration were in time, however late it ran
         if self.silent_seconds >= self._limit_seconds:
             self._fail(SilentEngineError())
         else:

@@ -1,14 +1,14 @@
 """One connection to an engine that many answers share (`stageline_api.multiplexing`).
 
-It is there at once: what is asked while it opens goes out when it is open, and whoever waits then waits as on any
-answer, so that each can leave by itself. What came in one read is given out by stream, all lines of a stream at once,
-in the call that read it: so the tokens of a step cost one read, however many streams they are for. What arrives
-while the gateway is busy waits in the kernel, and is written to clients in fewer and larger pieces.
+It is usable at once: requests made while it opens are sent when it is open, and their callers wait as on any answer, so
+each can leave independently. The lines of one read are delivered by stream, all lines of a stream at once, in the call
+that read them. So the tokens of a step cost one read for any number of streams. Data that arrives while the gateway is
+busy waits in the kernel, and is written to clients in fewer, larger chunks.
 
-A stream whose reader is slow is held in the engine; the others go on. The connection's end is the end of all its
-streams, each of which says so where it is waited for. Lines of a stream that nobody reads any more are dropped, and a
-line that is no stream's ends the connection. One on which nothing at all was heard for as long as a request waited
-takes no more of them, and ends with the last that it has.
+A stream with a slow reader is held in the engine; the others continue. The connection's end ends all its streams, and
+each stream's waiter gets the error. Lines of a stream without a reader are dropped, and a line without a valid stream
+ends the connection. A connection that received nothing at all while a request waited accepts no more requests. It ends
+with its last one.
 """
 
 import asyncio
@@ -58,8 +58,8 @@ class MultiplexedStream(IncomingLines):
         self.asked_at = math.inf
         """When its request went out."""
         self.may_be_stale = may_be_stale
-        """Whether it may have been asked on a connection that had ended without anybody's knowing: one that had rested
-        and said nothing since, or that its engine ended by itself."""
+        """Whether the request may have been sent on a connection that had already ended: one that was idle and has
+        received nothing since, or that its engine closed."""
 
     def ask(self, request: bytes) -> None:
         """Have the engine generate what `request`, a `GenerateRequest` as JSON, asks for."""
@@ -80,7 +80,7 @@ class MultiplexedStream(IncomingLines):
             self._connection.retire()
 
     def close(self, *, is_over: bool) -> None:
-        """Nobody reads on. Unless the engine said that it `is_over`, it is told to stop."""
+        """The reader leaves. Unless the engine reported that the stream `is_over`, the engine is asked to stop."""
         self._disarm()
         self.forget_failure()
         self._connection.leave(self._number, is_over)
@@ -107,7 +107,7 @@ class MultiplexedConnection:
         self._idle_seconds = idle_seconds
         self._on_end = on_end
         self._streams: dict[bytes, MultiplexedStream] = {}
-        """By number, as it is written: there is one way to write each."""
+        """By number, as written on the wire: each number has one spelling."""
         self._next = 0
         self._unsent: dict[int, ClientLine] | None = {}
         """What is asked while it opens; None once it is open."""
@@ -134,7 +134,7 @@ class MultiplexedConnection:
         return float("-inf") if self._connection is None else self._connection.heard_at
 
     def stream(self) -> MultiplexedStream:
-        # Not `is_open`: the engine may have ended it since its caller asked, which its streams hear of.
+        # Not `is_open`: the engine may have ended it since its caller asked, and its streams get the error.
         is_over = self._is_retired or self._life.done()
         assert not is_over, "a stream of a connection that takes none"
         self._end_rest()
@@ -151,7 +151,7 @@ class MultiplexedConnection:
             self._unsent[line.stream] = line
 
     def say(self, line: ClientLine) -> None:
-        if self._connection is not None and self._connection.is_open:  # else its streams are about to hear of its end
+        if self._connection is not None and self._connection.is_open:  # else its streams are about to get the error
             self._connection.send(line.written())
 
     def leave(self, number: int, is_over: bool) -> None:
@@ -196,7 +196,7 @@ class MultiplexedConnection:
                 stream.may_be_stale = True  # what it asked may have crossed this end, which the engine chose
         except (OSError, ValueError, NotOpenedError, ConnectionBrokenError) as error:
             self._ended = error.with_traceback(None)
-        except Exception as error:  # a bug; nobody would wait for this task's end
+        except Exception as error:  # a bug; no caller awaits this task
             logger.exception("a bug in the gateway: %s", type(error).__name__)
 
     async def _opened(self, connect: Connect, host: str, authorization: str) -> EngineConnection:
@@ -211,7 +211,7 @@ class MultiplexedConnection:
         return connection
 
     def _end(self, _: asyncio.Task[None]) -> None:
-        """All its streams hear how it ended."""
+        """Raise the connection's end in all its streams."""
         self._is_retired = True
         self._end_rest()
         if self._connection is not None:
@@ -219,7 +219,7 @@ class MultiplexedConnection:
         self._on_end(self)
         if isinstance(self._ended, UnreadableLineError):
             logger.warning("an engine sent a line without a stream's number")
-        # First who waits for it: the first one's loss counts as its engine's failure, the others' are echoes.
+        # Streams with a waiter first: the first one's loss counts as its engine's failure, the others' are echoes.
         streams = sorted(self._streams.values(), key=lambda one: not one.hears_of_end)
         for place, stream in enumerate(streams):
             stream.broke(_told(self._ended, is_echo=place > 0))
@@ -236,11 +236,11 @@ class MultiplexedConnection:
             if (stream := self._streams.get(number)) is not None:
                 stream.bring(events, at)
             else:
-                stream_number(number)  # of one that nobody reads any more, if it is a number
+                stream_number(number)  # of a stream without a reader, if it is a number
 
 
 def _told(ended: Exception, *, is_echo: bool) -> Exception:
-    """What a stream hears of how its connection ended; each is raised by itself."""
+    """The error that a stream gets when its connection ends; each stream raises its own."""
     match ended:
         case NotOpenedError(status=status, body=body):
             return NotOpenedError(status, body)

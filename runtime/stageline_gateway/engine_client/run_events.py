@@ -1,7 +1,7 @@
-"""What a run of a request on an engine tells the rest of the gateway: its events, and how it may fail.
+"""Events of a request's run on an engine, and how the run may fail.
 
-A run is one generation on one engine. Exactly one Admitted comes of it, any number of PromptTokens and of Delta, and
-one Finished; or one of three errors, each of which says what it was.
+A run is one generation on one engine. It emits exactly one Admitted, any number of PromptTokens and of Delta, and one
+Finished; or one of three errors, each of which states its cause.
 """
 
 from collections.abc import Callable, Sequence

@@ -67,7 +67,7 @@ class DiscoveredGroups:
         self.on_problem(True)
 
     def accept(self, endpoints: Endpoints, problem: str = "") -> None:
-        """Put a version in force. `problem` says what of it is older than it should be."""
+        """Put a version in force. `problem` names its stale parts."""
         is_news = endpoints != self.current or not self.ever_read
         if (self.problem and not problem) or is_news:
             ready = sum(group.ready for group in endpoints.groups)
@@ -83,11 +83,11 @@ class DiscoveredGroups:
         else:
             self.problem = ""
             self.on_problem(False)
-        if is_news:  # else who waits would be woken by every event of some pod
+        if is_news:  # else every event of any pod would wake the waiters
             self.on_change(endpoints)
 
     def is_suspended(self, model: str) -> bool:
-        """Whether no group of `model` will come until a person says so."""
+        """Whether `model` gets no group until a user resumes it."""
         return self.model_of(model) in self.current.suspended
 
     def seconds_since_zero(self, model: str) -> float:
@@ -121,7 +121,7 @@ class DiscoveredGroups:
         return None if self.model_of(model) == model else model
 
     def model_of(self, name: str) -> str:
-        """The served name whose groups answer for `name`: itself, unless it is an adapter's and no model's."""
+        """Served model with groups that answer for `name`: itself, unless it is an adapter's name and no model's."""
         current = self.current
         if name in current.models or any(group.model == name for group in current.groups):
             return name
@@ -185,7 +185,7 @@ CLOSED: Final = CircuitBreaker()
 
 
 SILENT: Final = "its engine does not answer its probe"
-"""Not the same as one that can't be reached: nobody says that it is gone. Its machine may have vanished, or be busy."""
+"""Different from an unreachable engine: there is no sign that it is gone. Its machine may have vanished, or be busy."""
 
 
 @dataclass(slots=True)
@@ -202,10 +202,10 @@ class Backends:
     draining_since: dict[str, float] = field(default_factory=dict)
     """When a group was first known to drain, from discovery or from its engine."""
     said_to_drain: set[str] = field(default_factory=set)
-    """Groups whose engines said so themselves: they never take it back."""
+    """Groups with engines that reported this themselves: they never revert it."""
     queue_rooms: dict[str, int] = field(default_factory=dict)
-    """How many more requests may wait in a group's queue, by its last probe and what was sent there since because
-    another group drains. A group whose engine doesn't say isn't in it."""
+    """How many more requests may wait in a group's queue, by its last probe and the requests moved there since because
+    another group drains. A group is missing if its engine doesn't report this."""
     accounts: EngineAccounts = field(default_factory=EngineAccounts)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -214,7 +214,7 @@ class Backends:
         return tuple(self._judged(group) for group in self.discovered.groups_of(model))
 
     def candidates(self, model: str, excluded: Collection[str] = ()) -> list[GroupEndpoint]:
-        """Groups that may take a request of `model` now, but for the excluded identities."""
+        """Groups that may accept a request of `model` now, except the excluded identities."""
         return [group for group in self.groups_of(model) if group.ready and identity(group) not in excluded]
 
     def take(self, endpoints: Endpoints) -> None:
@@ -289,7 +289,7 @@ class Backends:
             self.set_breaker(key, self.breaker_of(key).answered())
 
     def breakers_open_at(self, model: str) -> list[float]:
-        """When each group of `model` whose breaker isn't closed may be asked again, by `clock`."""
+        """When each group of `model` with a breaker that isn't closed may be tried again, by `clock`."""
         breakers = (self.breaker_of(identity(group)) for group in self.discovered.groups_of(model))
         return [breaker.shut_until_seconds for breaker in breakers if not breaker.is_closed]
 
@@ -298,7 +298,7 @@ class Backends:
         return sum(not self.breaker_of(identity(group)).is_closed for group in self.discovered.groups_of(model))
 
     def notify(self) -> None:
-        """Wake those who wait in `changed`."""
+        """Wake the waiters of `changed`."""
         self._news.set()
         self._news = asyncio.Event()
 

@@ -1,14 +1,14 @@
-"""Which groups exist, in a cluster: pods and PipelineModels of a namespace, each kept up to date by a reflector.
+"""Discovers groups in a cluster: pods and PipelineModels of a namespace, each kept up to date by a reflector.
 
-A full list replaces what was known every `relist_seconds`, so an event that never came can't leave a ghost for longer
+A full list replaces the known objects every `relist_seconds`, so a missed event can't leave a stale object for longer
 (its engine's failing probe takes it out of use long before). While the API server can't be reached the last version
-stays in force. An object that makes no sense affects no other: its own last good version is used, if there is one, and
-the problem is logged and shown in a metric. Where the API server answers that this gateway may not read, what was known
-is forgotten after `FORGET_SECONDS`: the Role was taken away, or went with its namespace, whose names shall be free.
+stays in force. An invalid object affects no other: its own last good version is used, if there is one, and the problem
+is logged and shown in a metric. If the API server denies read access, the known objects are dropped after
+`FORGET_SECONDS`: the Role was removed, alone or with its namespace, and the model names must become free.
 
 The gateway's service account needs, in each namespace that it serves: `get`, `list` and `watch` of `pods` (core), and
-of `pipelinemodels` (group `stageline.dev`), and `get` of the one Secret that holds the engines' keys. It reads nothing
-else and writes nothing. A namespace that it may not read is asked again and again, since a Role may come any time.
+of `pipelinemodels` (group `stageline.dev`), and `get` of the one Secret that holds the engines' keys. It reads and
+writes no other object. It keeps retrying a namespace that it may not read, since a Role may be added any time.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ def check_login() -> None:
 
 @dataclass(slots=True)
 class _Kind:
-    """One kind of object, and what is known of it by uid; None before the first list. A reflector feeds it."""
+    """One kind of object, and the known objects by uid; None before the first list. A reflector feeds it."""
 
     resource: ApiResource
     check: Callable[[Mapping[str, Any]], None]
@@ -64,7 +64,7 @@ class _Kind:
     selector: str = ""
     objects: dict[str, Mapping[str, Any]] | None = None
     heard_at: float = field(default_factory=time.monotonic)
-    """When the API server last listed these, or told of one."""
+    """When the API server last listed these, or sent an event for one."""
     problem: str = ""
     """Why they can't be had now."""
     forbidden_since: float | None = None
@@ -73,7 +73,7 @@ class _Kind:
     """Objects that make no sense, by uid, each with why."""
 
     def listed(self, listing: Listing) -> None:
-        """Put a list in place of all that was known, but for the last good versions of what makes no sense."""
+        """Replace all known objects by a list, but keep the last good versions of invalid ones."""
         before, self.objects, self.unreadable = self.objects or {}, {}, {}
         for each in listing.items:
             self._put(each, before)
@@ -115,7 +115,7 @@ class _Kind:
             if not uid:
                 raise ValueError("it has no uid")
             self.check(changed)
-        except Exception as error:  # of any kind: nothing checks what somebody writes into a status
+        except Exception as error:  # of any kind: a status is not validated
             self.unreadable[uid] = f"{self._name_of(changed)} makes no sense ({type(error).__name__}: {error})"[:300]
             if uid in before:
                 known[uid] = before[uid]
@@ -153,7 +153,7 @@ class KubernetesDiscovery:
 
     async def run(self) -> None:
         """Keep watch until cancelled; raises UserError when there is no way to log in."""
-        # What fails is tried again by listing anew, so nothing is sent twice as it is.
+        # A failure is retried by listing again, so the API client itself never retries.
         api = KubeApi(
             await load_configuration(), read_timeout_seconds=REQUEST_SECONDS, tries=1, user_agent="stageline-gateway"
         )
@@ -178,7 +178,7 @@ class KubernetesDiscovery:
                 entry = (secret.get("data") or {}).get(KEYS_ENTRY, "")
                 self.key.take(base64.b64decode(entry).decode())
                 problem = "" if entry else f"the Secret has no {KEYS_ENTRY!r}"
-            except Exception as error:  # whatever somebody put in it; what it says must not be the Secret's content
+            except Exception as error:  # any content is possible; the message must not contain the Secret's content
                 is_absent = isinstance(error, ApiError) and error.is_not_found
                 problem = "" if is_absent else f"{type(error).__name__}: {error}"[:300]
                 is_forbidden = isinstance(error, ApiError) and error.status == _FORBIDDEN

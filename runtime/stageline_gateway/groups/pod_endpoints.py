@@ -27,7 +27,7 @@ def check_model(model: Manifest) -> None:
 
 
 def endpoints_of(pods: Iterable[Manifest], models: Collection[Manifest]) -> Endpoints:
-    """What one namespace serves. A pod whose PipelineModel isn't there serves nothing."""
+    """Endpoints of one namespace. A pod without its PipelineModel serves nothing."""
     served_names = {model["metadata"]["name"]: _served_name(model) for model in models}
     adapters = {model["metadata"]["name"]: _adapters(model) for model in models}
     groups = [
@@ -132,7 +132,7 @@ def _why_not(status: Manifest, draining: bool) -> str:
     if draining:
         return "draining"
     if _condition(status, "PodScheduled").get("status") == "False":
-        # Clients read this: not the scheduler's own words, which tell of the cluster's nodes.
+        # Clients read this, so it omits the scheduler's message, which describes the cluster's nodes.
         return "waiting for a node"
     return (
         "starting" if status.get("phase") in ("Pending", "Running", None) else f"its pod has {status['phase'].lower()}"

@@ -1,12 +1,12 @@
-"""Asks every engine, twice in a probe period, whether it takes requests, and gives it half a period to answer.
+"""Asks every engine, twice in a probe period, whether it accepts requests, with half a period to answer.
 
-So an engine whose machine vanished, which answers nothing at all any more, is out of use within one probe period,
-whenever in it that was. An engine that sends tokens meanwhile is alive, however busy: it isn't called silent.
+So an engine on a vanished machine, which doesn't answer at all, is out of use within one probe period. An engine that
+sends tokens in that time is alive, however busy: it doesn't count as silent.
 
-The question is `GET /readyz`, which costs an engine nothing and never passes its queue. The answer must come from the
-engine that discovery speaks of: an address can belong to another pod by now, of another model, another group or a later
-incarnation. What ran on the engine that was there before is gone. Where a model has several groups, engines that know
-are asked by `GET /v1/prefixes` too, which beginnings of prompts their caches hold.
+The probe is `GET /readyz`, which costs an engine nothing and bypasses its queue. The answer must come from the engine
+that discovery lists: by now an address can belong to another pod, of another model, another group or a later
+incarnation. Runs on the previous engine are lost. If a model has several groups, engines that support it are also asked
+by `GET /v1/prefixes` which prompt prefixes their caches hold.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class Finding:
     status: EngineStatus | None = None
     """What the engine said of itself, if it takes requests."""
     held: Set[str] = frozenset()
-    """The names of beginnings of prompts in its cache, where it was asked for them."""
+    """The names of prompt prefixes in its cache, if it was asked for them."""
 
 
 @dataclass(slots=True)
@@ -79,9 +79,9 @@ class Prober:
             await self._end(list(self._asking))
 
     def _follow(self) -> None:
-        """One task for each group: an engine that is slow to answer must not keep the others from being asked.
+        """One task for each group: a slow engine must not delay the probes of the others.
 
-        Also for one that discovery calls unready while requests run there: it may tell that it drains.
+        Also for a group that discovery lists as unready while requests run there: it may report that it drains.
         """
         loads = self.backends.ledger.loads
         groups = {identity(group): group for group in self.backends.discovered.current.groups if group.url}

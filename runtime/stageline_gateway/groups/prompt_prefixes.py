@@ -1,8 +1,8 @@
-"""Names the beginnings of a prompt by their content, so that a group can be found that holds a long one. Pure.
+"""Names the prefixes of a prompt by their content, to find a group whose cache holds a long one. Pure.
 
-A name is the hash of the prompt up to some place, begun with all that keeps caches apart (salt, adapter). The places
-are the same for every prompt that begins alike: near its begin every `STEP` bytes, then ever farther apart, and the
-ends of a chat's last messages, where its next turn goes on. Engines repeat the names and know nothing of how they are
+A name is the hash of the prompt up to some place, and starts with everything that separates caches (salt, adapter).
+Prompts with the same prefix share the same places: near the start every `STEP` bytes, then at growing distances, and at
+the ends of a chat's last messages, where the next message follows. Engines repeat the names and don't know how they are
 made; all gateways of a model make the same ones.
 """
 
@@ -17,12 +17,12 @@ from typing import Final, assert_never
 from stageline_api.engine_http import ChatPrompt, GenerateRequest, PromptPrefix, TextPrompt, TokenPrompt
 
 STEP: Final = 256
-"""Bytes, about 64 tokens: what is shorter is sooner computed again than looked for."""
+"""Bytes, about 64 tokens: a shorter prefix is cheaper to compute again than to look up."""
 EVEN_STEPS: Final = 16
 GROWTH: Final = 1.3
 LAST_MESSAGES: Final = 12
 LONGEST: Final = 1 << 20
-"""Bytes: a beginning that is longer costs the event loop too much to name."""
+"""Bytes: naming a longer prefix would occupy the event loop too long."""
 NAME_BYTES: Final = 6
 
 
@@ -58,7 +58,7 @@ def _spread(total: int) -> Iterator[int]:
 
 
 def _parts_of(request: GenerateRequest) -> Iterator[bytes]:
-    """The prompt in pieces, a message to each: what is the same here is the same to the model."""
+    """The prompt in chunks, one per message: equal chunks are equal to the model."""
     match request.prompt:
         case TokenPrompt(token_ids=token_ids):
             # An id that doesn't fit is in no vocabulary: the engine refuses it.

@@ -1,14 +1,14 @@
-"""Which group takes a request: one that is open to it, and of them the one whose cache holds most of its prompt.
+"""Which group gets a request: of the groups open to it, the one with most of its prompt in the cache.
 
-Open is a group that has a free slot, and not many more requests than the others (a bounded load): so one popular prompt
-can't bury it. Its engine's own count of requests is part of that, for other gateways send it some too.
+A group is open if it has a free slot, and not many more requests than the others (a bounded load): so one popular
+prompt can't overload it. Its engine's own request count is included, since other gateways send it requests too.
 
-Where no cache is known to hold any of the prompt, its beginning has a preference by rendezvous hashing: each group gets
-a score from (key, group), and the best score wins. All gateway replicas agree on it without talking to each other, and
-a group that leaves or comes moves its own keys only. What a client calls its session goes by that alone.
+If no cache is known to hold any of the prompt, its prefix has a preference by rendezvous hashing: each group gets a
+score from (key, group), and the best score wins. All gateway replicas agree on it without communication, and a group
+that joins or leaves moves its own keys only. If the client names its session, only that name is hashed.
 
-A request counts the tokens it is expected to cost, prompt and answer, less those that came already. Pure but for that
-count. Among equals the group that was given the fewest requests so far is taken, so idle groups take turns.
+A request counts the tokens it is expected to cost, prompt and answer, minus those already received. Pure except for
+that count. Among equals the group that got the fewest requests so far is chosen, so idle groups alternate.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
@@ -85,7 +85,7 @@ limit."""
 
 
 def identity(group: GroupEndpoint) -> str:
-    """Names one incarnation of one group: what is known of one says nothing of the next at the same address."""
+    """Names one incarnation of one group: its state doesn't apply to the next one at the same address."""
     return f"{group.url}#{group.group}.{group.incarnation}"
 
 
@@ -109,7 +109,7 @@ class EngineAccount:
     from_others: int = 0
     """Requests that run or wait there, and that this gateway didn't send."""
     held: Set[str] = frozenset()
-    """Names of beginnings of prompts that its cache holds, or soon will."""
+    """Names of prompt prefixes that its cache holds, or soon will."""
     weights: str | None = None
     """Digest of the weights it computes with; empty where it doesn't say, None while it has not been heard."""
 
@@ -125,7 +125,7 @@ SENT_SECONDS: Final = 5.0
 
 @dataclass(slots=True)
 class EngineAccounts:
-    """The newest account of every engine, by `identity`, and the beginnings of prompts it was sent since."""
+    """The newest account of every engine, by `identity`, and the prompt prefixes sent to it since."""
 
     known: dict[str, EngineAccount] = field(default_factory=dict)
     _sent: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class EngineAccounts:
         return self.known.get(key, UNKNOWN)
 
     def take(self, key: str, account: EngineAccount, now_seconds: float) -> None:
-        """What an engine says; what it was sent shortly before goes on counting as held."""
+        """Apply an engine's report; prefixes sent to it shortly before still count as held."""
         sent = {name: at for name, at in self._sent.get(key, {}).items() if now_seconds - at < SENT_SECONDS}
         self._sent[key] = sent
         self.known[key] = replace(account, held={*account.held, *sent})
@@ -161,7 +161,7 @@ class Wish(NamedTuple):
 
     @classmethod
     def of(cls, request: GenerateRequest, session: str) -> "Wish":
-        """Of a request, whose client may have named its session."""
+        """Of a request; its client may have named its session."""
         affinity = affinity_key(request.prompt, session, request.cache_salt)
         return cls(affinity, () if session or not affinity else prefixes_of(request))
 
@@ -199,7 +199,7 @@ class Standing:
 
     @property
     def burden(self) -> tuple[int, int, int]:
-        """The smaller, the sooner it is taken where nothing else counts."""
+        """Among otherwise equal groups, the smallest is chosen."""
         return self.tokens, self.load.started, self.group.group
 
 

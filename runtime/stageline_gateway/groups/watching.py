@@ -1,7 +1,7 @@
-"""Keeps a watch going that must never end: without it the gateway would go on with what it knew last, and not say so.
+"""Keeps a watch running that must never end: without it the gateway would silently use stale state.
 
-A watch ends only when it is cancelled. One that fails, by a bug or by something nobody thought of, is put in the log
-and begun again after a pause.
+A watch ends only when it is cancelled. One that fails, by a bug or an unexpected error, is logged and started again
+after a pause.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Whether a request may be what ends the groups that compute it, so that no further group should be risked for it.
+"""Whether a request may cause the groups that compute it to end, so that no further group is risked for it.
 
-A request is taken along by groups that end for reasons of their own, so one loss says nothing. What says something is
-the same request at the same place: a group that hung while it computed it, twice, or groups in a row that ended without
-another token of it. Who only waited for a turn when its group ended had no part in that, nor had who was moved on
-purpose. Losses of any kind together are bounded too, so that no request goes round for ever.
+Groups also end for reasons of their own, so one loss is no evidence. Evidence is the same request at the same place: a
+group that hung while it computed the request, twice, or consecutive groups that ended without another token of it. A
+request that was only queued when its group ended doesn't count, nor does one that was moved on purpose. Losses of any
+kind are bounded too, so that no request is retried forever.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from typing import Final
 from stageline_gateway.engine_client.run_events import EngineLostError, LossKind
 
 MOST_HANGS: Final = 1
-"""Groups that may hang over one request before it is given up: many hang with an innocent one once, none twice."""
+"""Groups that may hang on one request before it fails: an innocent request often meets one hang, never two."""
 MOST_WITHOUT_A_TOKEN: Final = 2
 """Groups in a row that may end without another token of it. One more than hangs: a killed node takes requests along
 that it only just began, and two nodes of an outage may take the same one along."""

@@ -1,10 +1,10 @@
 """Runs the choices of a request on groups and delivers their events, in the call that read them, with no queue between.
 
-`deliver` takes what came at once. A client that reads slowly makes the engine wait: what `deliver` returns is awaited
-before anything more is read. Of one choice it gets one Admitted, then Delta, then Finished, and a Resumed where another
-engine went on. What was only queued is sent to any other group. What has begun is continued by a group of the same
-revision, since another revision may hold other weights; on the same group too, when it is back in time. Until then the
-request waits. What can't go on leaves as an `ApiError`.
+`deliver` gets all events of one read. A slow client makes the engine wait: the awaitable from `deliver` is awaited
+before the next read. For one choice it gets one Admitted, then Delta, then Finished, and a Resumed if another engine
+continued. A request that was only queued is sent to any other group. A request with output is continued by a group of
+the same revision, since another revision may hold other weights. It may be the same group, if it is back in time. Until
+then the request waits. A request that can't continue raises an `ApiError`.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ DeliverOne = Callable[[Sequence[StreamEvent]], Pause | None]
 
 
 class GenerateJob(NamedTuple):
-    """What to generate, and what goes with it."""
+    """What to generate, and its context."""
 
     model: str
     request: GenerateRequest
@@ -88,11 +88,11 @@ class GenerateJob(NamedTuple):
 
 
 class _ChoicesInTurn:
-    """Lets several choices deliver through one `deliver`, which is never called while it has them wait.
+    """Lets several choices deliver through one `deliver`, which is never called while a delivery is awaited.
 
-    The first to be admitted has its Admitted delivered when all of them have been admitted, and stands for all, with
-    the tokens of all prompts: so a refusal of any choice is a refusal of the request. A choice that waits for its turn
-    holds what came in one read; the rest waits in its connection to the engine. Nothing is delivered after a failure.
+    The first Admitted is delivered when all choices have been admitted, and represents all, with the tokens of all
+    prompts: so a rejection of any choice rejects the request. A choice that waits to deliver holds the events of one
+    read; the rest waits in its connection to the engine. Nothing is delivered after a failure.
     """
 
     def __init__(self, count: int, each: int, deliver: Deliver) -> None:
@@ -116,7 +116,7 @@ class _ChoicesInTurn:
         return self._pass_on(choice, events)
 
     def fail(self) -> None:
-        """Let nothing follow what was delivered before."""
+        """Deliver nothing after the events delivered so far."""
         self._has_failed = True
 
     def _admit(self, choice: int, admitted: Admitted) -> None:
@@ -147,7 +147,7 @@ class _ChoicesInTurn:
             self._free.set()
 
     async def _later(self, choice: int, events: Sequence[StreamEvent]) -> None:
-        """Deliver `events` when all choices are admitted, that was delivered, and nobody is waited for."""
+        """Deliver `events` when all choices are admitted, that was delivered, and no other delivery is awaited."""
         await self._all_admitted.wait()
         while not self._free.is_set():
             await self._free.wait()
@@ -162,7 +162,7 @@ class _ChoicesInTurn:
 
 
 class _Relayed(NamedTuple):
-    """One choice on one group, and what its events mean for those who keep account of it."""
+    """One choice on one group, and the effect of its events on the accounting."""
 
     group: GroupEndpoint
     key: str

@@ -38,9 +38,9 @@ LEFT: Final = "The engine drains, and another group takes over."
 class Progress:
     """How far one choice has come, over all the engines that worked on it, and the request that continues it.
 
-    The next engine takes the token ids that were relayed as output that it has generated, and its text goes on after
-    the characters that were relayed. Seed, limits and prompt stay the first ones, so it counts, stops, penalizes and
-    draws its noise as the first engine would have.
+    The next engine treats the relayed token ids as its own output, and its text continues after the relayed characters.
+    Seed, limits and prompt are unchanged, so it counts, stops, penalizes and draws its noise as the first engine would
+    have.
     """
 
     request: GenerateRequest
@@ -97,7 +97,8 @@ class Progress:
         return structs.replace(self.request, **update)
 
     def computed_with(self, revision: str, weights: str | None) -> None:
-        """Output came of a group of `revision`. Its weights are its to the end, whether or not it is still known."""
+        """A group of `revision` produced output. That revision has the same weights to the end, even if it is no longer
+        known."""
         if weights is not None or revision != self.revision:
             self.revision, self.weights = revision, weights
 
@@ -197,7 +198,7 @@ class Search:
         return self.backends.discovered.resume_window_seconds(self.model) if set_for_all is None else set_for_all
 
     def _seconds_to_look_again(self) -> float:
-        """Until time alone may change what is found: a pause, a cool-down or the time of a start ends."""
+        """Seconds until time alone may change the result: a pause, a cool-down or a start period ends."""
         now, discovered = self.backends.clock(), self.backends.discovered
         starts_for_seconds = self.retry.start_hold_seconds - discovered.seconds_since_zero(self.model)
         moments = [
@@ -257,17 +258,17 @@ class Run:
 
 @dataclass(slots=True)
 class Runs:
-    """The runs under way, one for each choice on an engine, and which of them should leave it.
+    """The current runs, one for each choice on an engine, and which of them should leave it.
 
     Reviewed in every period of the probes and at every change of discovery. A run leaves
 
     - an engine that is gone, by discovery or because another answers at its address, once it has been silent for
-      `gone_silence_seconds`: the connection of a machine that vanished never breaks by itself;
-    - one that is silent to its probe as well, when that has lasted `silent_probe_seconds`, if another group can go on.
-      Where none can there is nothing to gain: the machine may only be busy, and go on itself;
-    - a group that drains, if another can take it and has room in its queue: at once while it only waits in the queue,
-      else when the drain has lasted `drain_patience_seconds`. As many leave as there is room for: the others may end
-      where they are, and nowhere else.
+      `gone_silence_seconds`: the connection of a machine that vanished never breaks on its own;
+    - an engine that is silent to its probe as well, for `silent_probe_seconds`, if another group can continue the run.
+      If none can, leaving gains nothing: the machine may only be busy, and continue later;
+    - a group that drains, if another accepts the run and has capacity in its queue: at once while it is only queued,
+      else when the drain has lasted `drain_patience_seconds`. As many leave as there is capacity for: the others may
+      end only where they are.
     """
 
     backends: Backends
@@ -314,7 +315,7 @@ class Runs:
         since = self.backends.draining_since.get(key)
         if since is None or not any(map(self.backends.has_room, others)):
             return None
-        # With a token of it unread it would leave for another revision, and could not go on there.
+        # With an unread token it would leave for another revision, and could not continue there.
         is_queued = not run.progress.has_output and lines.is_waited_on
         has_lasted = self.backends.clock() - since >= self.drain_patience_seconds
         if is_queued or (run.progress.has_output and has_lasted):

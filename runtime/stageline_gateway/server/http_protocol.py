@@ -1,10 +1,10 @@
 """The server's side of one client's connection, with bounds on it.
 
-Connections are bounded in number, headers in bytes and in time, requests sent ahead in number, and every write in time,
-whoever writes: a client that leaves its end full is dropped. What the parser keeps to itself is bounded, in trailers as
-in headers, and so is what comes after an answer without beginning a request: no connection lives on it. Where there are
-as many connections as may be, the one that has been idle longest makes room for a new one. Bytes that aren't HTTP are
-answered in JSON. A request's `ClientStream` goes with it, in its scope.
+Connections are bounded in number, headers in bytes and in time, pipelined requests in number, and every write in time:
+a client that doesn't read is dropped. The parser's internal buffers are bounded, in trailers as in headers. So is data
+after an answer that starts no request: it keeps no connection alive. At the connection limit, a new connection replaces
+the one that has been idle longest. Bytes that aren't HTTP are answered in JSON. A request's scope holds its
+`ClientStream`.
 """
 
 import asyncio
@@ -91,12 +91,12 @@ class BoundedConfig(uvicorn.Config):
     """Names that may be asked for, besides addresses and this machine's own; None: any."""
 
     def __init__(self, app: ASGIApp, **options: Any) -> None:
-        # No header says who asks: nothing follows from an address, and a log shows the one that connected.
+        # No header identifies the client: no decision depends on an address, and a log shows the connecting one.
         super().__init__(app, timeout_keep_alive=IDLE_SECONDS, proxy_headers=False, **options)
         self.direct_posts: Mapping[str, ASGIApp] = {}
         """What answers a POST before the application is asked, by its path."""
         self.idle: dict[GatewayProtocol, None] = {}
-        """Connections whose answers are all sent and that ask for nothing, in the order in which they became so."""
+        """Connections that have sent all answers and have no open request, in the order in which they became idle."""
 
     def make_room(self) -> bool:
         """Drop the connection that has been idle longest; whether there was one."""
@@ -111,7 +111,7 @@ class BoundedConfig(uvicorn.Config):
 class GatewayProtocol(HttpConnection):
     _header_bytes = 0
     _untold_bytes = 0
-    """That came since the parser told of a request's begin, headers or body: it keeps them, or has no use for them."""
+    """Bytes received since the parser reported a request's start, headers or body: it buffers or discards them."""
     _pieces = 0
     """Of the body that comes."""
     _refusal: ApiError | None = None
@@ -147,7 +147,7 @@ class GatewayProtocol(HttpConnection):
         self._stop_waiting()
         self._written()
         super().connection_lost(exc)
-        if self.pipeline:  # requests that nobody will answer; each holds this
+        if self.pipeline:  # unanswered requests; each refers to this object
             self.pipeline.clear()
             self.cycle = None  # type: ignore[assignment]
         if self._client is not None:
@@ -214,8 +214,8 @@ class GatewayProtocol(HttpConnection):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         if not self.pipeline:
-            # A large last piece has uvicorn stop reading. Who takes it waits for nothing more, and would never hear of
-            # a client that leaves.
+            # A large last chunk makes uvicorn stop reading. A sender that has nothing more to wait for would then never
+            # notice a client that leaves.
             self.flow.resume_reading()
         if self.cycle.response_complete and not self.transport.is_closing():
             # It was answered before it had come. uvicorn has stopped its timer when the rest came.
@@ -250,12 +250,12 @@ class GatewayProtocol(HttpConnection):
         self._await(HEADER_TIMEOUT_SECONDS, _TOO_SLOW)
 
     def _await_rest(self) -> None:
-        """Of what was answered before it had come; or what came begins no request."""
+        """The rest of a request that was answered early, or of data that starts no request."""
         if self._awaited is None:
             self._await(REST_SECONDS, _NOTHING_MORE)
 
     def _headers_came(self) -> None:
-        """Nothing is awaited. The timer goes on: to stop it here and start another costs a first token's time."""
+        """Nothing is awaited. The timer keeps running: stopping and starting timers would delay the first token."""
         self._awaited = None
 
     def _await(self, seconds: float, refusal: ApiError) -> None:
@@ -286,7 +286,7 @@ class GatewayProtocol(HttpConnection):
             self._write_timer = self.loop.call_later(self._bounds.send_timeout_seconds, self._give_up)
 
     def _await_end(self) -> None:
-        """A connection that is being closed waits for what is unsent, and its client may never read that."""
+        """A connection that is being closed waits for unsent data, which its client may never read."""
         if self.transport.is_closing():
             self._await_written()
 

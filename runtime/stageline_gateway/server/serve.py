@@ -1,9 +1,9 @@
 """Serving until a signal, then draining: the process's sockets and signals.
 
-The first SIGTERM makes the admin port say that clients belong elsewhere, and only then, when load balancers had the
-time to hear of it, closes the listening socket and lets open answers finish; those still open when the drain time is
-over end with an error event. SIGINT, which a person sends, leaves out the wait. A second signal ends the process at
-once. `DRAIN_SIGNAL` only has new requests refused: the process goes on until another signal ends it.
+The first SIGTERM makes the admin port report not ready. After load balancers had time to notice, the gateway closes the
+listening socket and lets open answers finish. Answers still open after the drain time end with an error event. SIGINT,
+which a person sends, skips the wait. A second signal ends the process at once. `DRAIN_SIGNAL` only rejects new
+requests: the process continues until another signal ends it.
 """
 
 import asyncio
@@ -45,16 +45,16 @@ _MMAP_THRESHOLD: Final = -3
 _START_POLL_SECONDS: Final = 0.01
 _DATE_SECONDS: Final = 1.0
 YOUNG_OBJECTS: Final = 5_000
-"""The garbage collector comes when so many more tracked objects were made than freed. Python's own number (700, or
-2,000) is a dozen streams', whose objects it would walk again and again and find nothing: what a request leaves is freed
-without it. Not more, because a cycle that was overlooked holds a request's body, and bytes count for nothing here."""
+"""The garbage collector runs after so many more tracked objects were made than freed. Python's own number (700, or
+2,000) is a dozen streams' objects, which it would scan repeatedly without result: a request's objects are freed without
+it. Not more, because a missed cycle holds a request's body, and the threshold doesn't count bytes."""
 FAREWELL_SECONDS: Final = 5.0
 """How long answers that were cut have to send their error event."""
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn re-raises the signal that stopped it, which would make a clean drain look like a crash; and it looks ten
-    times a second whether it is to stop. This one is told (`stop`), and wakes once a second for the answers' `Date`."""
+    """uvicorn raises the signal that stopped it again, so a clean drain would look like a crash; and it polls ten times
+    a second whether to stop. This one is stopped by `stop`, and wakes once a second for the answers' `Date`."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -111,7 +111,7 @@ class GatewayServers:
         config.connection_limit = sockets.connection_limit
         config.hosts = app.state.hosts
         if is_loopback(sockets.admin.getsockname()[0]):
-            # Whoever points a name of theirs at this machine has a browser read it. Elsewhere it has names of its own.
+            # DNS rebinding would let a browser read the admin port. Elsewhere the port has names of its own.
             admin_config.hosts = app.state.hosts or frozenset()
         config.direct_posts = app.state.direct_posts
         self.tls_listener: TlsListener | None = None
@@ -144,7 +144,7 @@ class GatewayServers:
         gc.set_threshold(YOUNG_OBJECTS)
 
     async def _started(self) -> None:
-        while not self.public.started and not self._admin.should_exit:  # noqa: ASYNC110 - uvicorn tells nobody
+        while not self.public.started and not self._admin.should_exit:  # noqa: ASYNC110 - uvicorn has no event for it
             await asyncio.sleep(_START_POLL_SECONDS)
 
     async def _accept(self, tls_listener: TlsListener, listening: socket.socket) -> None:
@@ -213,9 +213,9 @@ def _allow_open_files() -> None:
 
 
 def _keep_no_large_blocks() -> None:
-    """Have what is freed of bodies and long texts go back to the system at once, where its C library is glibc.
+    """Return freed bodies and long texts to the system at once, where its C library is glibc.
 
-    That would keep them for later, up to as much again as is held, from the first such block that was freed.
+    Otherwise glibc would keep freed blocks, up to as much again as is in use, once the first such block was freed.
     """
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         mallopt(_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
@@ -240,7 +240,7 @@ async def _serve(app: FastAPI, servers: GatewayServers, leaving: Leaving) -> Non
 
 
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Logs errors that nobody waits for: their kind and place. The loop's own handler would write callbacks' arguments
+    """Logs the type and place of errors that no caller awaits. The loop's own handler would log callbacks' arguments
     and errors' texts."""
     message = str(context.get("message", ""))
     error = context.get("exception")

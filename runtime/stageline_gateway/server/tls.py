@@ -1,7 +1,7 @@
-"""TLS with a certificate and key of one's own, read again when the files change.
+"""TLS with the gateway's own certificate and key, read again when the files change.
 
-A new pair that can't be used (half written, of different keys) keeps the old one in force, is said once in the log and
-tried again at the next look. Connections that are open keep what they began with.
+If a new pair can't be used (half written, of different keys), the old one stays in force. The log reports it once, and
+it is retried at the next check. Open connections keep their certificate.
 """
 
 import asyncio
@@ -91,9 +91,9 @@ def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else type(error).__name__
 
 
-# The expiry is read from the certificate's DER encoding: the standard library tells that of peers' certificates only.
-# RFC 5280, section 4.1: a certificate is a sequence whose first element holds, in order, an optional version, the
-# serial number, the signature's algorithm, the issuer and the validity: a pair of times.
+# The expiry is read from the certificate's DER encoding: the standard library reports that of peers' certificates only.
+# RFC 5280, section 4.1: a certificate is a sequence. Its first element holds, in order, an optional version, the serial
+# number, the signature's algorithm, the issuer and the validity: a pair of times.
 _SEQUENCE: Final = 0x30
 _VERSION: Final = 0xA0
 _UTC_TIME: Final = 0x17

@@ -1,8 +1,8 @@
 """Accepts TLS connections: each counts, and its handshake is bounded, from when it is accepted.
 
-The server's own TLS tells of a connection only after its handshake, so that silent ones would count nowhere and stay a
-minute. Here one too many is dropped at once, unless an idle one makes room for it, and one that does not finish its
-handshake in time soon after.
+The server's own TLS reports a connection only after its handshake, so silent connections would be uncounted and stay a
+minute. Here a connection above the limit is dropped at once, unless it can replace an idle one. A connection that
+doesn't finish its handshake in time is dropped soon after.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class TlsListener:
     async def accept(
         self, listening: socket.socket, new_protocol: Callable[[], GatewayProtocol], is_over: Callable[[], bool]
     ) -> None:
-        """Let clients in until `is_over`; what is open then goes on."""
+        """Accept connections until `is_over`; open ones continue after that."""
         listening.setblocking(False)
         listening.listen(BACKLOG)
         accepting = asyncio.create_task(self._accept(listening, new_protocol))
@@ -69,6 +69,6 @@ class TlsListener:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol, client, ssl=self.context, ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS
             )
-        except OSError:  # ssl.SSLError and TimeoutError are: who speaks no TLS is nothing for the log
+        except OSError:  # includes ssl.SSLError and TimeoutError: peers without TLS aren't logged
             leave()
             client.close()

@@ -1,8 +1,8 @@
 """The gateway's metrics, each registered from its line in `metric_names`, on a registry of their own.
 
-Only names of models that are served become label values: a client can't grow the number of series. What is counted of
-models is registered once and handed out by namespace, so that nobody counts without saying whose: every one of these
-metrics has the labels `namespace` and `model_name` first.
+Only names of served models become label values: a client can't grow the number of series. A model's metrics are
+registered once and accessed by namespace, so every count names its model: `namespace` and `model_name` are always the
+first labels.
 """
 
 import time
@@ -71,7 +71,7 @@ class ModelCollectors:
 
 @dataclass(frozen=True, slots=True)
 class OfNamespace(Generic[OneKind]):
-    """One metric of models, whose `namespace` is given."""
+    """One metric of models, for a given `namespace`."""
 
     collector: OneKind
     namespace: str
@@ -260,13 +260,13 @@ class RequestMeter:
     first_token: float | None = None
     last_token: float = 0.0
     tokens: int = 0
-    """Of the first choice, whose tokens are timed."""
+    """Tokens of the first choice; only these are timed."""
     all_tokens: int = 0
     """Of all choices."""
     choices: int = 1
     """Choices not finished yet."""
     trace_id: str = ""
-    """Of the request's span, for whoever looks at a slow one; empty where none is kept."""
+    """Trace id of the request's span, for the inspection of slow requests; empty without a span."""
     _admitted: bool = False
     of_model: ServedModelMetrics = field(init=False)
 
@@ -288,7 +288,7 @@ class RequestMeter:
                 self._finished(self.clock())
 
     def client_left(self) -> None:
-        """Who had no token yet gave the request up, however far the answer's headers had come."""
+        """A client without a token yet cancelled the request, even if the answer's headers had been sent."""
         if self.first_token is None:
             self.metrics.abandoned_after.labels(self.model).observe(self.clock() - self.arrived)
 

@@ -27,7 +27,7 @@ class QuickSeries:
 
     bounds: tuple[float, ...]
     counts: list[int]
-    """Of each bucket by itself; the last is that beyond all bounds."""
+    """Count of each bucket alone; the last one is above all bounds."""
     total: float = 0.0
 
     def observe(self, value: float) -> None:

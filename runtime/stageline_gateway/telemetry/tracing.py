@@ -1,9 +1,9 @@
-"""What a request is called outside (its `X-Request-Id`, its W3C trace context), and spans of requests.
+"""A request's external ids (its `X-Request-Id`, its W3C trace context), and spans of requests.
 
-A collector for spans is named by `--otlp-endpoint`, or by the standard OTEL_* variables. A request's span continues the
-client's trace. Under it each run on an engine has a span, which the engine is told as its parent, so that a run whose
-engine was killed leaves one too. They hold names, counts and codes, never text. Without a collector trace context is
-only passed on, and OpenTelemetry, an optional extra, is never imported.
+`--otlp-endpoint`, or the standard OTEL_* variables, names a collector for spans. A request's span continues the
+client's trace. Under it each run on an engine has a span. The engine gets it as its parent, so that a run on a killed
+engine leaves one too. Spans hold names, counts and codes, never text. Without a collector, trace context is only
+forwarded, and OpenTelemetry, an optional extra, is never imported.
 """
 
 import logging
@@ -47,10 +47,10 @@ class TraceContext(NamedTuple):
 
 
 class RequestContext(NamedTuple):
-    """Names given by the client; None where it gave none that is usable. Nothing of it is ever a reason to refuse.
+    """Client-supplied ids; None if the client sent none that is valid. An invalid id never rejects a request.
 
-    An id that could not go into a log line or a header as it is (too long, not printable ASCII) is left out, and the
-    gateway's own stands for it. A `traceparent` that breaks the recommendation's form is left out, as it demands
+    An id that can't be used unchanged in a log line or a header (too long, not printable ASCII) is replaced by the
+    gateway's own. A malformed `traceparent` is dropped, as the recommendation demands
     (https://www.w3.org/TR/trace-context/, section 3.2), and with it its `tracestate`.
     """
 
@@ -95,7 +95,7 @@ def _tracestate(value: str) -> str | None:
 
 
 class RequestSpan:
-    """One request without a collector: the client's trace context goes on to the engine as it is."""
+    """One request without a collector: the client's trace context is sent to the engine unchanged."""
 
     trace_id = ""
     """The trace that this span is recorded in, 32 hexadecimal digits; empty where none is."""
@@ -124,7 +124,7 @@ class Tracing:
         return RequestSpan(client)
 
     def close(self) -> None:
-        """Send what waits to be sent, within a bound of time."""
+        """Send pending spans, within a bound of time."""
 
 
 class _OtelSpan(RequestSpan):

@@ -13,7 +13,8 @@ import torch
 from torch._C._distributed_c10d import Store
 
 _SETTINGS: Final = {
-    # Note errors and abort nothing: an aborted receive would end without its data, and the device go on with that.
+    # Record errors but don't abort: an aborted receive would end without its data, and the device would continue with
+    # that.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",

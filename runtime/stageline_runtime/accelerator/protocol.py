@@ -1,7 +1,7 @@
-"""What stages and transports need of a device whose work goes on after the call that queued it has returned.
+"""What stages and transports need of a device that computes asynchronously.
 
-Work queued on one stream runs in order; streams are ordered against each other by events alone. Nothing here waits on
-the host but `Event.wait` and `Accelerator.synchronize`: neither belongs between a plan's inputs and its outputs.
+Work queued on one stream runs in order; only events order streams against each other. Only `Event.wait` and
+`Accelerator.synchronize` wait on the host: neither belongs between a plan's inputs and its outputs.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ class Stream(Protocol):
     """A queue of device work."""
 
     def record(self, *, timed: bool = False) -> Event:
-        """Mark the end of what is queued now."""
+        """Mark the end of the work queued so far."""
 
     def wait_for(self, event: Event) -> None:
-        """Let what is queued from now on begin after `event`."""
+        """Make work queued after this call start after `event`."""
 
     def active(self) -> AbstractContextManager[None]:
         """Queue what the block does here."""
@@ -50,11 +50,11 @@ class GraphRecorder(Protocol):
     """Records for one device; all graphs share one pool of memory, since none runs beside another."""
 
     def record(self, work: Callable[[], Made]) -> tuple[Graph, Made]:
-        """Run `work` to warm it up, then record it; what it returned is written anew by each replay."""
+        """Run `work` to warm it up, then record it; each replay overwrites the tensors that it returned."""
 
 
 class ComputeDevice(Protocol):
-    """What a stage computes on: the CPU, whose events are always done, or an accelerator."""
+    """The device that a stage computes on: the CPU, where events are always done, or an accelerator."""
 
     @property
     def device(self) -> torch.device:
@@ -91,7 +91,7 @@ class Accelerator(ComputeDevice, Protocol):
         """Another queue."""
 
     def pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Host memory that the device reads and writes by itself, uninitialised."""
+        """Host memory that the device reads and writes directly, uninitialised."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the active stream; host memory on either side must be pinned and stay until it is done."""
@@ -106,7 +106,7 @@ class Accelerator(ComputeDevice, Protocol):
         """Memory of the device that this process holds."""
 
     def peak_bytes(self, work: Callable[[], None]) -> int:
-        """The most memory of the device that `work` takes beyond what is held; it is given back. For loading only."""
+        """Peak device memory of `work` in bytes beyond current use; it is freed afterwards. For loading only."""
 
     def identity(self) -> str:
         """Equal for processes that share the device."""

@@ -1,13 +1,13 @@
-"""The own decoder, cut to one stage: all families of the registry as one parameterised implementation, on the CPU
-or on a device.
+"""The own decoder, cut to one stage: all families of the registry as one parameterised implementation, on the CPU or on
+a device.
 
-What differs between families (norms, biases, windows, mixtures of experts, head size, tied head, rotary scaling)
-follows from `ModelConfig` and from which weights are there. Numerics follow Hugging Face's implementation operation by
-operation, so that float32 runs give the same greedy tokens. The residual stream is the only tensor between layers and
-between stages.
+Differences between families (norms, biases, windows, mixtures of experts, head size, tied head, rotary scaling) follow
+from `ModelConfig` and from which weights exist. Numerics follow Hugging Face's implementation operation by operation,
+so that float32 runs give the same greedy tokens. The residual stream is the only tensor between layers and between
+stages.
 
-On a device no call waits for it, but for experts where torch has no grouped product of their dtype there
-(`grouped_experts`). Weights and tables are made at load; the cache a second time, once it is known how large it may be.
+On a device no call waits for it, except for experts where torch has no grouped product of their dtype
+(`grouped_experts`). Weights and tables are allocated at load. The cache is allocated again once its size is known.
 """
 
 from collections.abc import Sequence
@@ -153,7 +153,7 @@ class DecoderStage:
         self._table = StepTable(shape.max_step_tokens, self._blocks, self._accelerator or HOST)
 
     def reserve_cache(self, num_blocks: int) -> None:
-        """Make the cache anew, of `num_blocks` blocks; what it held is forgotten."""
+        """Reallocate the cache with `num_blocks` blocks; its contents are lost."""
         assert self._graphs is None, "captured graphs read the cache that is to be replaced"
         del self._layers  # first, so that the old cache and the new one are never held at once
         self._make_cache(num_blocks)
@@ -206,7 +206,7 @@ class DecoderStage:
         """Capture the layers for plans up to `graphs`; touches no slot.
 
         Raises:
-            GraphsUnavailableError: a CPU, a mixture of experts whose products wait for the device, or several ranks.
+            GraphsUnavailableError: a CPU, a mixture of experts that waits for the device, or several ranks.
         """
         device = self._accelerator
         if device is None:

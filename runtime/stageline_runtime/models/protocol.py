@@ -53,7 +53,7 @@ class StageCompute(Protocol[Indices]):
     """Embedding, layers and head of one stage; a stage calls only the parts it holds, in torch's inference mode."""
 
     def reserve_cache(self, num_blocks: int) -> None:
-        """Make the KV cache anew, of `num_blocks` blocks for all slots together. Before graphs are captured."""
+        """Reallocate the KV cache with `num_blocks` blocks for all slots. Call it before graphs are captured."""
 
     def change_tables(self, changes: Sequence[SlotBlocks]) -> None:
         """Take what a plan says of the slots' blocks, before its rows are looked up."""
@@ -109,7 +109,7 @@ class CaptureReport:
 
 @runtime_checkable
 class CutsHead(Protocol):
-    """A stage's model whose head's logits can be had in parts, where its ranks have one each. Last stage only."""
+    """A last stage's model that can compute the head's logits in parts, one for each of its ranks."""
 
     @property
     def first_token(self) -> int:
@@ -124,7 +124,7 @@ class CutsHead(Protocol):
 
 @runtime_checkable
 class CapturesGraphs(Protocol):
-    """A stage's model whose `layers` can run captured, in the mode that a plan names."""
+    """A stage's model with `layers` that can run captured, in the mode that a plan names."""
 
     def capture_graphs(self, graphs: GraphMode, sizes: CaptureSizes, progress: CaptureProgress) -> CaptureReport:
         """Capture what plans up to `graphs` need, before the stage says that it has loaded; touches no slot.

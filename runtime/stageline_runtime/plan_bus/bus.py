@@ -1,9 +1,9 @@
 """The plan bus: length-prefixed msgpack frames over TCP, between one engine and the stages of its group.
 
-A plain socket rather than a message queue because the end of a peer must be seen at once: a killed process closes its
-socket, and that is how a lost peer ends the group without waiting for a timeout. Frames are bounded; a frame that is
-too long or malformed is a protocol error, never a guess. With `spec.network.tls` the same frames cross in a TLS
-channel, whose handshake counts as part of a stranger's time.
+It uses a plain socket, not a message queue, because the loss of a peer must be noticed at once. A killed process closes
+its socket, so a lost peer ends the group without a timeout. Frames are bounded; a frame that is too long or malformed
+is a protocol error. With `spec.network.tls` the same frames cross in a TLS channel. Its handshake counts against the
+time limit of an unauthenticated connection.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class FrameReader(Generic[Message]):
 
 
 class StageBus:
-    """The stage's end: blocking; used by one thread only, but for `send` and what says otherwise."""
+    """The stage's end: blocking; used by one thread only, except `send` and methods documented otherwise."""
 
     def __init__(self, connection: socket.socket, identity: PodIdentity | None = None) -> None:
         """Without `identity` it sends in clear."""
@@ -114,11 +114,11 @@ class StageBus:
 
     @classmethod
     def connect(cls, host: str, port: int, timeout_seconds: float, identity: PodIdentity | None = None) -> "StageBus":
-        """Connect to the engine, trying again until it listens; with an `identity`, by TLS.
+        """Connect to the engine, retrying until it listens; with an `identity`, by TLS.
 
         Raises:
-            TimeoutError: nobody answered in time; the message holds the last reason.
-            BusClosedError: who answered hung up, or, with TLS, isn't the model's engine.
+            TimeoutError: no engine answered in time; the message holds the last reason.
+            BusClosedError: the peer closed the connection, or, with TLS, isn't the model's engine.
         """
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -270,7 +270,7 @@ class EngineBusConnection(asyncio.Protocol):
         most_bytes: int = MAX_FRAME_BYTES,
         channel: TlsChannel | None = None,
     ) -> None:
-        """`channel` is this connection's alone; None sends and takes what is in clear."""
+        """`channel` belongs to this connection alone; None sends and receives in clear."""
         self._channel = channel
         self._on_message = on_message
         self._on_lost = on_lost
@@ -294,7 +294,7 @@ class EngineBusConnection(asyncio.Protocol):
         self._on_made(self)
 
     def trust(self) -> None:
-        """The other end has shown who it is: from now on it may send what a stage sends."""
+        """The peer has authenticated: from now on it may send a stage's messages."""
         self._reader.most_bytes = MAX_FRAME_BYTES
 
     def data_received(self, data: bytes) -> None:

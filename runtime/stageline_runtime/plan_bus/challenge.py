@@ -1,8 +1,8 @@
 """How a stage proves that it knows the bus's token without ever sending it.
 
-The engine greets each connection with a number drawn for that connection alone; the stage answers with a code over that
-number and over who it says it is, made with the token. What somebody on the network hears is of no use to them: not on
-another connection, not for another stage, not in another incarnation of the group.
+The engine greets each connection with a number drawn for that connection alone. The stage answers with a code over that
+number and its own identity, made with the token. An eavesdropper can't reuse the code: not on another connection, not
+for another stage, not in another incarnation of the group.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ from stageline_runtime.plan_bus.messages import Place
 
 NONCE_BYTES: Final = 32
 GREETING_SECONDS: Final = 30.0
-"""How long a connection may take to say who it is."""
+"""How long a connection may take to authenticate."""
 MOST_STRANGERS: Final = 64
-"""Connections that may not have said so yet."""
+"""Maximum number of unauthenticated connections."""
 GREETING_BYTES: Final = 8 * 1024
 """The longest frame that is taken from one of them."""
 
@@ -41,7 +41,7 @@ def link_proof(token: str, life: str, numbers: bytes, *, speaker: int, listener:
 
 
 def store_name(token: str, group: str) -> str:
-    """Under what the stages of `group` find each other in their store: nobody without the token can guess it."""
+    """Name under which the stages of `group` find each other in the store. It can't be guessed without the token."""
     return _code(token, "store", group)
 
 

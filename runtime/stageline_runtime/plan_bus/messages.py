@@ -57,7 +57,7 @@ class Place(NamedTuple):
     rank: int = 0
 
     def words(self, ranks: int) -> str:
-        """As people are told: the rank only where a stage has several."""
+        """For log lines and errors: names the rank only if a stage has several."""
         return f"stage {self.stage}" if ranks == 1 else f"stage {self.stage}, rank {self.rank}"
 
 
@@ -72,7 +72,7 @@ class LinkAddress(NamedTuple):
 
 
 class Challenge(Message, frozen=True):
-    """Engine to whoever connects, first message: prove with this that you know the bus's token (`challenge`)."""
+    """Engine to a new connection, first message: prove with this that you know the bus's token (`challenge`)."""
 
     nonce: str
 
@@ -90,9 +90,9 @@ class Hello(Message, frozen=True):
     """Identity of the machine: stages on one share its cores and its clock."""
     available_bytes: Count
     health_url: str
-    """Base URL of the stage's health endpoint, for those who ask the engine where its stages are."""
+    """Base URL of the stage's health endpoint, for clients that ask the engine where its stages are."""
     device: str = ""
-    """Identity of the device that the stage computes on and whose memory `available_bytes` is; empty for the CPU."""
+    """Identity of the device that the stage computes on; `available_bytes` is its memory. Empty for the CPU."""
     container: str = ""
     """Identity of the container: stages in one share its CPU limit."""
     memory: str = ""
@@ -148,7 +148,7 @@ class SampledRow(Message, frozen=True):
     logprobs: TokenLogprobs | None = None
     """There when the request asked for them."""
     failure: str | None = None
-    """Why the request can't go on; its token then means nothing."""
+    """Why the request can't continue; its token then means nothing."""
     num_sampled: Count = 1
     """Tokens that count, the newest among them."""
     draft_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -161,7 +161,7 @@ class StepDone(Message, frozen=True):
     seq: Count
     rows: tuple[SampledRow, ...]
     reports: tuple[PromptReport, ...] = ()
-    """Log probabilities of prompts, for the rows with `report_targets` whose requests still have their slots."""
+    """Log probabilities of prompts, for the rows with `report_targets` and requests that still have their slots."""
 
 
 class DraftedRow(Message, frozen=True):
@@ -180,7 +180,7 @@ class Drafted(Message, frozen=True):
     seq: Count
     rows: tuple[DraftedRow, ...]
     step_seconds: float
-    """What one step of the draft model took, on the average, catching up left out; 0 where nothing else was done."""
+    """Average time of one draft model step, without catching up; 0 where the plan did only that."""
 
 
 class Computing(Message, frozen=True):
@@ -191,7 +191,7 @@ class Computing(Message, frozen=True):
 
 
 class DrainRequested(Message, frozen=True):
-    """Stage to engine: this pod was told to end; let the group finish its streams and shut down."""
+    """Stage to engine: this pod was asked to end; let the group finish its streams and shut down."""
 
     stage: int
 
@@ -271,7 +271,7 @@ class Welcome(Message, frozen=True):
     draft_dir: str = ""
     """Where the model lies that drafts; empty for a stage that drafts nothing."""
     layer_counts: tuple[int, ...] = ()
-    """Number of layers of every stage in order, for engines whose nodes each need to know the whole cut."""
+    """Number of layers of every stage in order, for engines with nodes that each need the whole cut."""
     dtype_reason: str = ""
     """Why it is `dtype`, for people."""
     next_address: LinkAddress | None = None
@@ -299,7 +299,7 @@ class WorkOutstanding(Message, frozen=True):
 
 
 class Shutdown(Message, frozen=True):
-    """Engine to stage: drained; exit 0. `reason` is who asked for that."""
+    """Engine to stage: drained; exit 0. `reason` names the origin of the drain request."""
 
     reason: str
 
@@ -324,9 +324,9 @@ class PrepareGuide(Message, frozen=True):
 
 
 class GroupFailed(Message, frozen=True):
-    """Engine to stage: the group can't go on, and the engine ends; the stage ends with a failure of its own class.
+    """Engine to stage: the group can't continue, and the engine ends; the stage ends with a failure of its own class.
 
-    `lost_stage` is the stage that the engine lost; None when the engine itself is the one that failed.
+    `lost_stage` is the stage that the engine lost; None when the engine itself failed.
     """
 
     lost_stage: int | None

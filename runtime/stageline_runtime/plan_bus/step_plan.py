@@ -87,24 +87,24 @@ class SlotBlocks(Message, frozen=True):
 
 
 class SlotFill(Message, frozen=True):
-    """A request takes a slot under a new generation; what is kept of its former holder is void."""
+    """Assigns a slot to a request under a new generation; the previous holder's state is void."""
 
     slot: int
     generation: int
     sampling: RequestSampling
     cached_tokens: int = 0
-    """The request's first inputs whose keys and values are cached: no row will carry them."""
+    """Number of the request's first inputs with cached keys and values: no row will carry them."""
     cached_token_ids: tuple[int, ...] = ()
-    """These inputs, when sampling depends on what came before, or a draft model needs them."""
+    """These inputs, when sampling depends on earlier tokens, or a draft model needs them."""
 
 
 class PlanRow(Message, frozen=True):
     """One request's part of a step.
 
-    `token_ids` holds the input of a prefill chunk; empty means a decode row, whose single input token stage 0 takes
-    from feedback. `position` is the position of the first input token. A verifying row (`num_drafts` above 0) holds the
-    request's newest token and then drafts; the last stage samples after each of them, and keeps what it draws up to the
-    first draw that is not the draft.
+    `token_ids` holds the input of a prefill chunk. If it is empty this is a decode row, and stage 0 takes its single
+    input token from feedback. `position` is the position of the first input token. A verifying row (`num_drafts` above
+    0) holds the request's newest token and then drafts. The last stage samples after each of them, and keeps the draws
+    up to the first draw that differs from the draft.
     """
 
     slot: int
@@ -115,12 +115,12 @@ class PlanRow(Message, frozen=True):
     need_sample: bool
     num_drafts: int = 0
     wants_drafts: bool = False
-    """Whether the last stage is to draft what comes after the token that it samples."""
+    """Whether the last stage drafts the tokens after the one that it samples."""
     report_start: int = 0
     """Of a chunk: which of its tokens is the first that `report_targets` follows."""
     report_targets: tuple[int, ...] = ()
-    """Prompt tokens, each right after the next token of the chunk from `report_start` on, whose log probabilities the
-    last stage reports. It may be the first token of the chunk after this one, so it is said here."""
+    """Prompt tokens for which the last stage reports log probabilities: each follows a token of the chunk, from
+    `report_start` on. The last one may be the first token of the next chunk, so the plan holds it."""
     report_top: int = 0
     """How many of the likeliest tokens are reported with each."""
 
@@ -155,10 +155,10 @@ class StepPlan(Message, frozen=True, dict=True):
     """One step of one cohort. Everything a stage sends or receives for it follows from this alone.
 
     `feedback_through`: before stage 0 builds its inputs it applies the feedback of every plan up to this `seq`.
-    `feedback_posted`: the last stage sends stage 0 the sampled rows of this plan.
-    `draft_steps`: once it has said what it sampled, the last stage drafts so many tokens for each row that wants some,
-    and says them in one `Drafted`; 0 where no row does. A dummy plan's steps are of no row, to be timed.
-    Tables come first, then fills, each in their order, then rows. What is derived from them is worked out once a plan.
+    `feedback_posted`: the last stage sends stage 0 the sampled rows of this plan. `draft_steps`: after it has reported
+    the sampled tokens, the last stage drafts so many tokens for each row that wants some. It reports them in one
+    `Drafted`; 0 where no row wants any. A dummy plan's draft steps belong to no row and are only timed. Tables come
+    first, then fills, each in their order, then rows. Derived values are computed once per plan.
     """
 
     seq: int
@@ -208,7 +208,7 @@ class StepPlan(Message, frozen=True, dict=True):
 
     @property
     def drafted_rows(self) -> tuple[PlanRow, ...]:
-        """The rows whose next tokens the last stage drafts, in plan order."""
+        """The rows for which the last stage drafts next tokens, in plan order."""
         return tuple(row for row in self.rows if row.wants_drafts)
 
 

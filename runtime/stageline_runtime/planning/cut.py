@@ -67,12 +67,12 @@ def estimate_costs(config: ModelConfig, experts: int = 1) -> CutCosts:
 
 
 def engine_costs(config: ModelConfig, *, ranks: int = 1, experts: int = 1, on_devices: bool = False) -> CutCosts:
-    """Costs of stages whose layers and head are shared by `ranks`, or whose experts alone by `experts`; one of the two
-    is 1. The embedding is whole on every rank.
+    """Costs of stages with `ranks` that share layers and head, or `experts` ranks that share only the experts; one of
+    the two is 1. The embedding is whole on every rank.
 
-    The engine divides layers before any rank has started, so no latency of an exchange is measured yet: it takes the
-    guess for ranks of its kind, as the weights that a rank could read meanwhile. `stageline plan` cuts by the same
-    costs, and shows a faster cut where a measured latency makes one.
+    The engine divides layers before any rank has started, so no exchange latency is measured yet. It uses the guess for
+    ranks of its kind, as the weights that a rank could read in that time. `stageline plan` cuts by the same costs, and
+    shows a faster cut where a measured latency makes one.
     """
     costs = estimate_costs(config, experts)
     seconds = all_reduce_guess(DECODE_ROWS * config.hidden_size, on_devices=on_devices)
@@ -226,10 +226,10 @@ def _text(layers: LayerRange) -> str:
 def partition(num_layers: int, costs: Sequence[LinearCost], rooms: Sequence[HostRoom] = ()) -> tuple[int, ...] | None:
     """Layers per stage, at least one each, in the order of `costs`; None when no division fits the rooms.
 
-    A stage that no room names has no limit. Among equals, layers go to the later stage. Needs as many layers as stages.
+    A stage without a room has no limit. Among equals, layers go to the later stage. Needs as many layers as stages.
 
-    Greedy: every stage starts with one layer, and each further layer goes to the stage that is cheapest with it and
-    whose host has room. That is exact: the divisions that hosts can hold are the bases of a polymatroid (limits on
+    Greedy: every stage starts with one layer, and each further layer goes to the stage that is cheapest with it and has
+    capacity on its host. That is exact: the divisions that hosts can hold are the bases of a polymatroid (limits on
     disjoint sets of stages), where the greedy choice gives the lexicographically best one (Fujishige,
     "Lexicographically optimal base of a polymatroid with respect to a weight vector", Mathematics of Operations
     Research 5(2), 1980).

@@ -1,9 +1,9 @@
-"""What stages run on: memory, bandwidth, compute rate and the link between stages; presets, and devices files.
+"""Hardware of stages: memory, bandwidth, compute rate and the link between stages; presets, and devices files.
 
-Presets hold vendors' published peaks, so what is predicted from them is a bound that real kernels stay under;
-`docs/planning.md` says where each figure comes from. A devices file has `stages`, one entry for all stages alike or one
-for each, and `link`. An entry may start from a preset and change fields of it. Everything unknown, missing or out of
-range is refused by file, field, value and rule.
+Presets hold vendors' published peaks, so predictions from them are a bound that real kernels stay under;
+`docs/planning.md` gives the source of each figure. A devices file has `stages`, one entry for all stages alike or one
+for each, and `link`. An entry may start from a preset and change fields of it. Unknown, missing or out-of-range fields
+are rejected with file, field, value and rule.
 """
 
 import re
@@ -111,7 +111,7 @@ def hardware_from_preset(name: str, stage_count: int) -> Hardware:
 
 
 def all_reduce_guess(elements: int, *, on_devices: bool) -> float:
-    """Seconds of a sum over a stage's ranks of a tensor with so many elements, where nobody has measured it."""
+    """Estimated seconds of a sum over a stage's ranks of a tensor with so many elements, without a measurement."""
     if on_devices:
         return DEVICE_SUM_SECONDS
     return SHARED_MEMORY_SUM_SECONDS + SHARED_MEMORY_SUM_SECONDS_PER_ELEMENT * elements

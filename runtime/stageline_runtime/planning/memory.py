@@ -14,17 +14,17 @@ from stageline_runtime.model_facts.model_shapes import end_parameters, layer_siz
 from stageline_runtime.model_facts.rank_cut import part_of_layers
 
 USABLE_SHARE = 0.9
-"""Of a machine's memory. The rest is for those who share it: the engine, the system, files being read."""
+"""Fraction of a machine's memory. Other users share the rest: the engine, the system, files being read."""
 
 USABLE_DEVICE_SHARE = 0.97
-"""Of a device's memory, which is the stages' alone. The rest is for what is made after the cache: the buffers of links
-to peers that NCCL makes, the pool of captured graphs, fragments between allocations."""
+"""Fraction of a device's memory, which only stages use. The rest is for later allocations: NCCL's link buffers, the
+pool of captured graphs, fragmentation."""
 
 LOGIT_COPIES_BYTES = 40
 """Bytes that one logit takes while its row is sampled: float32 twice, and float64 scores, noise and their sums."""
 
 REPORT_BYTES = 32 << 20
-"""What logits take at once of a prompt's tokens whose log probabilities are asked for; it decides over how many."""
+"""Memory for the logits of prompt tokens with requested log probabilities; it bounds the tokens computed at once."""
 
 REPORT_LOGIT_BYTES = 16
 """Bytes of one such logit: in the model's type, as float32, its log probability, and what looks for the likeliest."""
@@ -197,7 +197,7 @@ def hosts_of(stages: Iterable[StageMemory]) -> tuple[HostMemory, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMemory:
-    """The rooms of a group's stages, in stage order, and what goes into them."""
+    """The memory of a group's stages, in stage order, and its uses."""
 
     config: ModelConfig
     rooms: tuple[StageRoom, ...]
@@ -271,9 +271,9 @@ class GroupMemory:
 
 
 def draft_memory(draft: ModelConfig, step: LargestStep, element_bytes: int) -> StageMemory:
-    """What a draft model takes on the last stage, which holds all of it.
+    """Memory of a draft model on the last stage, which holds all of it.
 
-    `step` is the group's largest, whose tokens it catches up with at once.
+    `step` is the group's largest; the draft model catches up with its tokens at once.
     """
     nowhere = StageRoom(host="", available_bytes=0)
     alone = GroupMemory(config=draft, rooms=(nowhere,), max_model_len=0, largest_step=step, element_bytes=element_bytes)
@@ -281,5 +281,5 @@ def draft_memory(draft: ModelConfig, step: LargestStep, element_bytes: int) -> S
 
 
 def mebibytes(size_bytes: int) -> int:
-    """Rounded up, so that what is missing never reads as nothing."""
+    """Rounded up, so that a shortage never reads as 0."""
     return -(-size_bytes // MEBIBYTE)

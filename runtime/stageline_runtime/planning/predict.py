@@ -36,7 +36,7 @@ class Workload:
     max_step_tokens: int = 512
     """Most tokens of a step (`spec.engine.maxNumBatchedTokens`)."""
     on_devices: bool = False
-    """Whether the memory is that of devices, which nobody else takes from."""
+    """Whether the memory belongs to devices, which no other process uses."""
     draft: ModelConfig | None = None
     """The model that the last stage drafts with. Its time is not predicted."""
     ranks: int = 1
@@ -66,7 +66,7 @@ class StagePrediction:
     missing_bytes: int
     """What its host lacks for weights, largest step and smallest cache of all its stages; 0 when they fit."""
     kv_capacity_tokens: int
-    """Tokens whose keys and values its host, or the devices of all its ranks, hold beside weights and largest step."""
+    """Tokens of KV cache that its host, or the devices of all its ranks, hold beside weights and largest step."""
     step_seconds: float
     bubble: float
     """Share of the time in which this stage does nothing."""

@@ -51,7 +51,7 @@ def memory_identity() -> str:
 def stage_threads(stages_on_host: int, stages_in_container: int) -> int:
     """Threads for one of the stages that share this machine and this container's CPU limit.
 
-    `OMP_NUM_THREADS` bounds them too: stages know nothing of other groups on their machine, who sets it may.
+    `OMP_NUM_THREADS` bounds them too: stages don't know of other groups on their machine, but the operator may.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     bounds = [len(os.sched_getaffinity(0)) / stages_on_host]

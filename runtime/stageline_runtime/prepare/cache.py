@@ -110,7 +110,7 @@ def files_with_sizes(directory: Path) -> dict[str, int]:
 
 
 def bytes_below(directory: Path) -> int:
-    """Sum of the sizes of all files below `directory`. A file may go away while we look."""
+    """Sum of the sizes of all files below `directory`. A file may disappear during the scan."""
     total = 0
     for path in directory.rglob("*"):
         try:

@@ -116,7 +116,7 @@ def _make_room_for_compiled_code(cache_dir: Path) -> None:
 def _prepare_model(
     source: ModelSource, cache_dir: Path, text: str, read_config: ConfigReader, config: RuntimeConfig | None = None
 ) -> None:
-    """Without `config` for whoever comes: with all weights."""
+    """Without `config` all weights are fetched, for any reader."""
     own_stages = config is not None and config.engine_name == OWN_ENGINE
     limit_bytes = None if config is None else config.cache_limit_bytes
     model_dir = prepare_source(

@@ -1,7 +1,7 @@
-"""Why a model could not be prepared, as a sentence for the person who named its source.
+"""Why a model could not be prepared, as a sentence for the author of its spec.
 
-What may succeed the next time (an unreachable index, a broken transfer, a full disk) is a `PrepareError` and is tried
-again; what can't succeed until the spec changes is a `BadConfigError` and never is.
+An error that may not recur (an unreachable index, a broken transfer, a full disk) is a `PrepareError` and is retried.
+An error that persists until the spec changes is a `BadConfigError` and is never retried.
 """
 
 import errno
@@ -14,7 +14,7 @@ WITHOUT_THE_NETWORK: Final = (
     "where pods have no way there, fill a claim elsewhere and name it as pvc://CLAIM/DIRECTORY "
     '("Without the internet" in docs/quickstart-cluster.md)'
 )
-"""What to do about a source that can't be reached, for a person whose cluster never will."""
+"""Advice about an unreachable source, for a cluster that can never reach it."""
 
 
 class PrepareError(UserError):

@@ -39,7 +39,7 @@ def read_config_of_any(model_dir: Path, source: str) -> ModelConfig:
 
 
 def check_model_files(model_dir: Path, source: str) -> None:
-    """Check that config, tokenizer and all weight files are there, but for shards that stages fetch for themselves.
+    """Check that config, tokenizer and all weight files exist, except shards that stages fetch themselves.
 
     Raises:
         PrepareError: a file is missing; the message names it.

@@ -1,8 +1,8 @@
 """Fills a cache entry exactly once: under a lock, in a hidden directory, published by one rename.
 
-`.<key>.lock` is held (flock, so that the kernel frees it when its holder dies) while an entry is made; whoever comes
-second waits and then finds the entry. Work happens in `.<key>.partial-*`, on the cache's own file system; only the
-lock's holder has one, so any that is found with the lock free was left by a killed run and is removed. Lock files stay:
+`.<key>.lock` is held (flock, so that the kernel frees it when its holder dies) while an entry is made; a second process
+waits and then finds the entry. Work happens in `.<key>.partial-*`, on the cache's own file system. Only the lock's
+holder has such a directory, so one found with the lock free was left by a killed run and is removed. Lock files stay:
 removing one would let two processes lock two files of the same name.
 """
 
@@ -113,13 +113,13 @@ def locked(cache_dir: Path, key: str, what: str, reporter: Reporter) -> Iterator
 
 
 def lock_file(cache_dir: Path, key: str) -> Path:
-    """The file whose lock is held by who writes what `key` names."""
+    """The lock file of the entry `key`; its writer holds the lock."""
     return cache_dir / f".{key}.lock"
 
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Take the lock of `path` without waiting; gives whether it was free. Its time stays as it is."""
+    """Acquire the lock of `path` without waiting; yields whether it was free. The file's time is unchanged."""
     with path.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -130,10 +130,11 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def remove_entry(entry: Path) -> str:
-    """Remove an entry whose lock is held; returns the source that it was made of, or its key where it doesn't say.
+    """Remove an entry while the caller holds its lock; returns the entry's source, or its key if the source isn't
+    recorded.
 
-    It is renamed to a leftover first: whoever dies in between leaves what the next run removes, and never a part of an
-    entry under the entry's name.
+    The entry is renamed to a leftover first. A process that dies in between leaves a directory that the next run
+    removes, and never a part of an entry under the entry's name.
     """
     manifest = read_manifest(entry)
     leftover = Path(tempfile.mkdtemp(prefix=f".{entry.name}{PARTIAL_MARK}", dir=entry.parent))
@@ -143,7 +144,7 @@ def remove_entry(entry: Path) -> str:
 
 
 def remove_leftovers(cache_dir: Path, own_key: str) -> None:
-    """Remove what killed runs left: of this entry, whose lock is held, and of others whose lock is free."""
+    """Remove leftovers of killed runs: of this entry (the caller holds its lock), and of others with a free lock."""
     for partial in cache_dir.glob(f".*{PARTIAL_MARK}*"):
         key = partial.name[1:].partition(PARTIAL_MARK)[0]
         if key == own_key:

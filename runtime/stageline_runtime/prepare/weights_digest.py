@@ -1,10 +1,10 @@
-"""Names the weights in a model directory, so that stages and groups can tell whether they hold the same ones.
+"""Names the weights in a model directory, so that stages and groups can check that they hold the same ones.
 
-A cache entry is named by what its manifest says it was made from: a commit, or a file's hash, against which all that
-came was checked. That holds for shards that are not there yet too. A directory of a person's own has no manifest; it is
-named by its config and its weight files: their names, sizes, beginnings (where tensors are listed) and evenly spread
-samples. So it costs a few reads a file and tells models, versions and fine-tuned copies apart. It proves nothing to who
-suspects somebody of changing a few bytes between the samples.
+A cache entry is named by the source in its manifest: a commit, or a file's hash. All fetched files were checked against
+it. That also covers shards that are not fetched yet. A user's own directory has no manifest. It is named by its config
+and its weight files: their names, sizes, first bytes (where tensors are listed) and evenly spread samples. That costs a
+few reads per file and distinguishes models, versions and fine-tuned copies. It doesn't detect tampering with a few
+bytes between the samples.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _WEIGHTS: Final = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 
 def weights_digest(model_dir: Path) -> str:
-    """32 hexadecimal digits; empty where there is nothing that can be read, which whoever loads it says better."""
+    """32 hexadecimal digits; empty if nothing can be read: the loader reports that better."""
     manifest = read_manifest(model_dir)
     if manifest is not None:
         return _digest_of(f"manifest\0{manifest.resolved}\0{manifest.converter_version}".encode())

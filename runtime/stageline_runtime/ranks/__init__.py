@@ -1,1 +1,1 @@
-"""The rank processes of one stage: what they exchange within a step, and whose part of it each holds."""
+"""The rank processes of one stage: their exchanges within a step, and the part of the stage that each holds."""

@@ -1,15 +1,15 @@
 """The exchanges of a stage's ranks that have a device each: collectives of a communicator, queued behind the compute.
 
-A call queues its exchange on the stream that computes, and returns; the host waits for nobody. So what is under way is
-known by events, one behind each exchange: the oldest that the device has not come past is what the stage waits in. Each
-rank says in the stage's `RankArea` how many exchanges it has queued, so that the others can name the one that is late.
-Nothing travels through that area here. What exchanges take is the device's to tell as well: every seventh has an event
-before it too, and stands for seven, so that a step of many layers costs the host few events more.
+A call queues its exchange on the stream that computes, and returns; the host doesn't wait. One event behind each
+exchange shows the progress: the stage waits in the oldest exchange that the device has not passed. Each rank writes to
+the stage's `RankArea` how many exchanges it has queued, so that the others can name the late one. No tensor crosses
+that area here. The device also times exchanges: every seventh has an event before it too, and represents seven, so that
+a step of many layers costs the host few extra events.
 
-A lost rank is the supervisor's to see, as ever: it ends the area, and `check` says so. NCCL's own errors are found by
-`check` too; an exchange that failed never ends on the device.
+The supervisor notices a lost rank and ends the area, and `check` raises. `check` also finds NCCL's own errors; a failed
+exchange never ends on the device.
 
-Nothing is exchanged of what is empty, which it is on all ranks. Sums are the communicator's: every rank gets the same
+Empty tensors are not exchanged; they are empty on all ranks. Sums are the communicator's: every rank gets the same
 ones, in NCCL's order and in the tensor's own type.
 """
 
@@ -87,7 +87,7 @@ class DeviceRanks:
         self._accelerator = accelerator
         self._area = area
         self.observe: Callable[[str], None] | None = None
-        """Is told the name of each exchange as it is queued."""
+        """Called with the name of each exchange as it is queued."""
         self.times = ExchangeTimes()
         self._count = 0
         self._queued: list[_Queued] = []
@@ -123,7 +123,7 @@ class DeviceRanks:
         return part
 
     def check(self) -> None:
-        """Whether all is well so far; never waits. What has been timed meanwhile is added up.
+        """Whether no error has occurred so far; never waits. Adds up the exchange times measured since the last call.
 
         Raises:
             RanksEndedError: another rank has ended, or the communicator has failed.
@@ -139,7 +139,7 @@ class DeviceRanks:
             self.times.count += TIMED_EVERY
 
     def unfinished(self) -> UnfinishedExchange | None:
-        """The oldest exchange that the device has not come past, and who has not queued it; for any thread."""
+        """The oldest exchange that the device has not passed, and the ranks that have not queued it; for any thread."""
         for queued in self._queued[:]:
             if queued.behind is None or not queued.behind.is_done():
                 late = (rank for rank in self._area.ranks_before(queued.number) if rank != self.rank)

@@ -1,8 +1,8 @@
-"""How the ranks of a stage that have a device each find each other, and are known to be able to exchange.
+"""How the ranks of a stage that have a device each find each other, and test their exchanges.
 
-They meet in a file, for which their supervisor has made a directory that nobody else may enter: no socket listens for
-it, so no stranger can put words into a rank's mouth. Each says there that it has come, so that one that hasn't is
-named; then they open a communicator, and each kind of exchange runs once before there is a plan.
+They meet in a file. Their supervisor has made its directory, which no other user may enter: no socket listens, so no
+outsider can send messages as a rank. Each rank registers there, so that a missing one is named. Then they open a
+communicator, and each kind of exchange runs once before the first plan.
 """
 
 import time

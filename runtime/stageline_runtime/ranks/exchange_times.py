@@ -13,7 +13,7 @@ class ExchangeTimes:
     seconds: float = 0.0
     """Most of it waiting for others: the rank that waits least is the slow one."""
     is_computing: bool = True
-    """Whether exchanges are part of what is computed; others aren't counted."""
+    """Whether exchanges are part of the computation; others aren't counted."""
 
     @contextmanager
     def beside_compute(self) -> Iterator[None]:
@@ -31,4 +31,4 @@ class UnfinishedExchange:
 
     operation: str
     late: tuple[int, ...]
-    """The ranks that have not come to it."""
+    """The ranks that have not reached it."""

@@ -1,8 +1,8 @@
-"""The two exchanges of a mixture whose experts are cut over ranks: rows of all ranks in, this rank's rows back.
+"""The two exchanges of a mixture with experts cut over ranks: rows of all ranks in, this rank's rows back.
 
-All ranks run plans of one padded size, so that the shapes follow from the plan and no rank has to tell another how many
-rows it has; what pads a plan goes along, and what becomes of it is never read. A rank with nothing to do runs a dummy
-plan of that size, and takes part like any other.
+All ranks run plans of one padded size, so shapes follow from the plan and no rank sends its row count. Padding rows are
+exchanged too, and their results are never read. An idle rank runs a dummy plan of that size, and takes part like any
+other.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from stageline_runtime.ranks.protocol import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class ExpertExchange:
-    """`layer` counts from the model's first, and is only for the names that the watchdog is told."""
+    """`layer` counts from the model's first, and is only for the names that the watchdog gets."""
 
     ranks: RankGroup
     layer: int

@@ -9,7 +9,7 @@ from stageline_runtime.ranks.protocol import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class LayerSums:
-    """`layer` counts from the model's first, and is only for the names that the watchdog is told."""
+    """`layer` counts from the model's first, and is only for the names that the watchdog gets."""
 
     ranks: RankGroup
     layer: int
@@ -24,5 +24,5 @@ class LayerSums:
 
 
 def layer_sums(ranks: RankGroup, layer: int) -> LayerSums | None:
-    """None for a lone rank, whose layers then run as if there were no ranks."""
+    """None for a single rank: its layers then run as if there were no ranks."""
     return None if ranks.size == 1 else LayerSums(ranks, layer)

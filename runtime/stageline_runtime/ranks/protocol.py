@@ -1,10 +1,10 @@
-"""What the ranks of one stage exchange while they run a plan: collectives whose shapes follow from the plan alone.
+"""Collectives between the ranks of one stage while they run a plan; their shapes follow from the plan alone.
 
 Every rank calls the same operations with the same shapes in the same order, because all of them run the same plans and
-none decides anything by itself. On CPUs sums are made in the order of the ranks, in float32 for narrower types, and
-every rank gets the same bits; on devices they are the communicator's. A call returns when the result is there, on a
-device for what is queued behind it; an end of another rank is the supervisor's to see, a delay the watchdog's, which is
-told each operation by its name.
+none decides anything alone. On CPUs sums are made in the order of the ranks, in float32 for narrower types, and every
+rank gets the same bits; on devices they are the communicator's. A call returns when the result is ready, on a device
+for work queued behind it. The supervisor notices the end of another rank. The watchdog gets each operation by name and
+notices a delay.
 """
 
 from typing import Protocol

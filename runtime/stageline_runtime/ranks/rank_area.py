@@ -1,8 +1,8 @@
 """The memory that the ranks of one stage share: an anonymous file, which needs neither a writable root nor a mount.
 
 The supervisor makes it (`RankArea.create`), and its rank processes inherit the descriptor. Its layout is that of
-`native/rank_exchange.h`, whose functions the ranks call; here it is only made, looked at and ended, so that the
-supervisor needs neither torch nor anything compiled.
+`native/rank_exchange.h`; the ranks call the functions of that header. This module only creates, inspects and ends the
+area, so that the supervisor needs neither torch nor compiled code.
 """
 
 import ctypes
@@ -108,19 +108,20 @@ class RankArea:
         return bool(self._head.ended)
 
     def tell(self, rank: int, rounds: int) -> None:
-        """`rank` has come to so many rounds, where they go elsewhere; only that rank says so, of one area always."""
+        """Record that `rank` has reached so many rounds, for exchanges outside the area. Only that rank calls it, for
+        one area."""
         self._places[rank].published = rounds
 
     def ranks_before(self, rounds: int) -> tuple[int, ...]:
-        """The ranks that have not come to round number `rounds`, counted from 1; for any thread of any process."""
+        """The ranks that have not reached round number `rounds`, counted from 1; for any thread of any process."""
         return tuple(rank for rank, count in enumerate(self.rounds()) if ctypes.c_int32(count - rounds).value < 0)
 
     def rounds(self) -> list[int]:
-        """How many rounds each rank has come to, modulo 2^32; for any thread of any process."""
+        """How many rounds each rank has reached, modulo 2^32; for any thread of any process."""
         return [int(place.published) for place in self._places]
 
     def late_ranks(self, rank: int) -> tuple[int, ...]:
-        """The ranks that have not come to the exchange that `rank` is at; for any thread of any process."""
+        """The ranks that have not reached the exchange that `rank` is at; for any thread of any process."""
         return self.ranks_before(self.rounds()[rank])
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""The exchanges of a stage's ranks through memory that all of them map: for ranks on CPUs of one machine.
+"""Exchanges between the ranks of a stage through shared memory, for ranks on CPUs of one machine.
 
-Every exchange is one barrier (`native/rank_exchange.h`) in the stage's `RankArea`. A rank that waits comes back to
-Python ten times a second, so that signals and watchdogs have their turn; it waits until the others come, or until the
-supervisor, which sees a rank's end, ends the area. Ranks that don't make the same exchange are told so and never mix
-their data.
+Every exchange is one barrier (`native/rank_exchange.h`) in the stage's `RankArea`. A waiting rank returns to Python ten
+times a second so that signals and watchdogs run. It waits until the other ranks arrive or the supervisor ends the area.
+The supervisor ends the area when a rank ends. Ranks that make different exchanges get an error and never mix their
+data.
 """
 
 import ctypes
@@ -46,7 +46,7 @@ class _Library:
 
 
 class SharedMemoryRanks:
-    """One rank's end of an area; a `RankGroup`. `observe` is told the name of each exchange as it begins."""
+    """One rank's end of an area; a `RankGroup`. Calls `observe` with the name of each exchange as it begins."""
 
     def __init__(self, area: RankArea, rank: int, observe: Callable[[str], None] | None = None) -> None:
         """Raises NativeUnavailableError where the compiled exchanges can't be had, ValueError for no such rank."""

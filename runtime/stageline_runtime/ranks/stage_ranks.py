@@ -25,8 +25,8 @@ class StageRanks:
     experts: RankGroup = field(default_factory=LoneRank)
     """Ranks that share the experts alone (`expert_cut`)."""
     await_all: Callable[[str], None] = lambda _purpose: None
-    """Wait until all ranks have come to `purpose`, once for each, however long they load; for ranks on devices, where
-    an exchange that is queued before all are there would seem to hang."""
+    """Wait until all ranks have reached `purpose`, once each, however long they load. For ranks on devices: an exchange
+    that is queued before all ranks are ready would look like a hang."""
 
     @classmethod
     def of(cls, tensor: RankGroup | None, experts: RankGroup | None) -> "StageRanks":
@@ -68,5 +68,5 @@ class StageRanks:
         return layer_sums(self.tensor, layer)
 
     def exchange(self, layer: int) -> ExpertExchange | None:
-        """The exchanges in a layer whose experts its ranks share, for a layer that has some."""
+        """The exchanges in a layer with experts that its ranks share, for a layer that has some."""
         return expert_exchange(self.experts, layer)

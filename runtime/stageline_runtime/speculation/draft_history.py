@@ -1,12 +1,11 @@
-"""What a draft model has computed of each slot, and what it has yet to compute before it can draft. Pure.
+"""What a draft model has computed of each slot, and what it must compute before it can draft. Pure.
 
-The last stage sees every token of a request: inputs come in its rows, output is sampled there. It keeps these by slot,
-and by block of the cache how many positions the draft model has computed in it, so that what it computes for one
-request serves all that share the block. A token that turns out to be another than the one computed at its place takes
-back what was computed from there on. Invariant: the keys of the first `computed` positions are those of the ids that
-stand there.
+The last stage sees every token of a request: inputs arrive in its rows, output is sampled there. The history stores
+tokens by slot. For each block of the cache it stores how many positions the draft model has computed in it. So work for
+one request serves all requests that share the block. If a token differs from the computed one at its place, the work
+from that position on is discarded. Invariant: the keys of the first `computed` positions belong to the stored ids.
 
-The draft model computes nothing until drafts are wanted, and then what it has missed.
+The draft model computes nothing until drafts are requested, and then computes all missing positions.
 """
 
 from collections.abc import Sequence

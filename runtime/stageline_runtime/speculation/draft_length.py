@@ -1,15 +1,15 @@
-"""How many drafts a request's next verifying row carries, by how its last ones went. Pure.
+"""How many drafts a request's next verifying row carries, based on its recent acceptance. Pure.
 
-This is the most that is tried; the cost model takes less where the acceptance, which is estimated here, makes less the
-better choice. Doubled when all of a row's drafts hold. From the second row in a row without a single hit on it is
-halved, and stops unless most drafts before held. A single miss says little: at an acceptance of 0.7 three rows of ten
-have no hit. Lengths are one less than powers of two: with the newest token before them they fill the sizes that plans
-are padded to, and cost what fewer would cost.
+This is an upper bound; the cost model chooses fewer where the acceptance estimated here makes fewer better. The length
+doubles when all drafts of a row hold. From the second consecutive row without an accepted draft the length is halved.
+It drops to 0 unless most earlier drafts held. One miss is weak evidence: at an acceptance of 0.7, three rows in ten
+have no accepted draft. Lengths are one less than powers of two: with the newest token they fill the sizes that plans
+are padded to, and cost no more than shorter lengths.
 
-Rows without drafts teach too: what would have been drafted for their token is held against it, which costs no step. So
-where several requests step together and nobody pays for trying, it is still learned that drafts would hold; and what
-has stopped begins again as soon as some in a row would have held. Where nothing would have been drafted for
-`PROBE_TOKENS` output tokens, what went before is forgotten, and the next draft that there is may be tried.
+Rows without drafts count as evidence too: the draft that would have been made is compared with the token, which costs
+no step. So where several requests step together and trials are too expensive, the estimate still improves. Drafting
+that has stopped starts again as soon as several consecutive drafts would have held. If no draft was available for
+`PROBE_TOKENS` output tokens, earlier evidence is dropped, and the next available draft may be tried.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ FADING = 0.9
 OTHERS_PER_ERROR = 6
 """Beside so many other requests a lucky streak is not believed until it is one standard error out of the question."""
 MOST_WEIGHT = 16.0
-"""Drafts' worth of evidence that is kept: after a long copy, a dozen misses have to tell that it is over."""
+"""Number of drafts kept as evidence: after a long copy, a dozen misses must suffice to show that it is over."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,8 @@ class DraftLength:
         return self._held / self._judged
 
     def acceptance_beside(self, num_others: int) -> float:
-        """`acceptance` less a part of its standard error that grows with the requests who would pay for a mistake."""
+        """`acceptance` minus a part of its standard error that grows with the number of requests that a mistake would
+        delay."""
         error = sqrt(self.acceptance * (1.0 - self.acceptance) / self._judged)
         return self.acceptance - error * num_others / OTHERS_PER_ERROR
 
@@ -80,7 +81,7 @@ class DraftLength:
             self.length = 0 if self.acceptance < LEAST_ACCEPTANCE else max(1, self.length // 2)
 
     def note_plain_token(self) -> None:
-        """A decode row without drafts is back, for whose token nothing would have been drafted."""
+        """A decode row without drafts has returned, and no draft would have been made for its token."""
         self._plain_tokens += 1
         if self._plain_tokens < self._probe_tokens:
             return

@@ -1,11 +1,11 @@
-"""Drafts by prompt lookup: what followed the same few tokens the last time, in the request's own prompt and output.
+"""Drafts by prompt lookup: the tokens that last followed the same few tokens in the request's own prompt and output.
 
-An index of n-grams per request. A token is added in constant time, a draft costs its own length; nothing is ever
-searched. The longest indexed n-gram decides, the most recent place of it before the end. Where a copy would run past
-the known tokens it goes on in what it has copied itself, so a repetition is followed however short its period is.
+Each request has an index of n-grams. Adding a token takes constant time, and a draft costs its own length; nothing is
+searched. The longest indexed n-gram decides, with its most recent place before the end. A copy that would run past the
+known tokens continues with the tokens it has copied, so repetitions of any period are followed.
 
-Long prompts are taken in a bounded number of tokens per call, so that one client's prompt holds up nobody's step; until
-all known tokens are taken there is no draft.
+Each call indexes a bounded number of tokens, so that one client's long prompt delays no step. Until all known tokens
+are indexed there is no draft.
 """
 
 from collections.abc import Sequence

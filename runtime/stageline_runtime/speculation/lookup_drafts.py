@@ -47,7 +47,7 @@ class LookupDrafts:
         return self._lookup.drafts(count) if found is None else found.following(count)
 
     def _recently(self, known: int, tokens: Tokens) -> Match | None:
-        """The end of what is known in a recent answer, where that has more of it than the request itself."""
+        """The match in a recent answer, if it is longer than the match in the request itself."""
         if self._recent is None or len(self._lookup) != known:
             return None
         if self._found[0] != known:
@@ -57,7 +57,7 @@ class LookupDrafts:
         return self._found[1]
 
     def _take(self, known: int, tokens: Tokens) -> None:
-        """Index what is known; of a long prompt a part at each call."""
+        """Index the known tokens; a long prompt is indexed in parts, one per call."""
         start = len(self._lookup)
         self._lookup.extend(tokens(start, min(known, start + TOKENS_PER_CALL)))
 

@@ -10,7 +10,7 @@ from stageline_runtime.speculation.request_drafts import Tokens
 from stageline_runtime.speculation.settings import DraftSettings
 
 MOST_PROBE_TOKENS = 256
-"""Between two trials of a draft model that is of no use to a request."""
+"""Interval between two trials of a draft model that doesn't help a request."""
 
 
 class ModelDrafts:
@@ -43,7 +43,7 @@ class ModelDrafts:
         return drafts[: self._settings.cost.best_length(num_rows, len(drafts), acceptance)]
 
     def continuation(self, known: int, tokens: Tokens, count: int) -> tuple[int, ...]:
-        """As many as `count` of what was drafted that may follow."""
+        """Up to `count` of the drafted tokens that may follow."""
         since = known - self._position
         if since < 0 or self._drafted[:since] != tokens(self._position, known):
             return ()

@@ -1,10 +1,10 @@
-"""Answers that ended lately, as a source of drafts for requests that begin as theirs did. Pure.
+"""Recently finished answers, as a source of drafts for requests that start the same way. Pure.
 
-A question asked again, or asked of the same document, is often answered in the same words. Answers are kept by the
-first tokens of their prompts and by the cache salt. The prefix cache shares by that rule, too: no request drafts from
-an answer whose beginning it may not find in the cache.
+A repeated question, or another question about the same document, often gets the same words. Answers are stored by the
+first tokens of their prompts and by the cache salt. The prefix cache shares by the same rule: a request drafts only
+from answers with a prefix that it may find in the cache.
 
-So many answers are kept and no more, each with its first tokens only; what gave no draft for longest goes first.
+The number of answers is bounded, each with its first tokens only; the answer that gave no draft for longest is evicted.
 """
 
 from collections import OrderedDict
@@ -33,7 +33,7 @@ class Match(NamedTuple):
     """How many of its last tokens."""
     answer: tuple[int, ...]
     place: int
-    """Where the answer goes on after them."""
+    """Where the answer continues after them."""
 
     def following(self, count: int) -> tuple[int, ...]:
         """What came after them, at most `count` tokens."""

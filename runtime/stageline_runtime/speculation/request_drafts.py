@@ -9,7 +9,7 @@ Tokens = Callable[[int, int], tuple[int, ...]]
 
 class RequestDrafts(Protocol):
     def propose(self, known: int, tokens: Tokens, num_rows: int) -> tuple[int, ...]:
-        """Drafts for what comes after `known` tokens, for one of `num_rows` rows of a plan; mostly none."""
+        """Drafts for the positions after `known` tokens, for one of `num_rows` rows of a plan; mostly none."""
 
     def note_row(self, num_drafts: int, num_held: int) -> None:
         """A verifying row is back."""
@@ -18,9 +18,9 @@ class RequestDrafts(Protocol):
         """A decode row without drafts is back: the newest of `known` tokens is its."""
 
     def steps_to_draft(self, known: int, num_rows: int, most: int, delayed_stages: int) -> int:
-        """How many tokens the last stage is to draft after one of `num_rows` rows that is planned now, at most `most`.
+        """How many tokens the last stage drafts after one of `num_rows` rows that is planned now, at most `most`.
 
-        `known` is how many tokens will be known then, `delayed_stages` how many stages have nothing to do meanwhile.
+        `known` is how many tokens will be known then, `delayed_stages` how many stages are idle during drafting.
         """
 
     def take_drafted(self, position: int, token_ids: tuple[int, ...]) -> None:

@@ -1,4 +1,4 @@
-"""How the requests of one scheduler speculate, and what has become of their drafts. Pure."""
+"""How the requests of one scheduler speculate, and the results of their drafts. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ SMOOTHING = 0.1
 
 @dataclass(slots=True)
 class DraftCounts:
-    """What became of all drafts of a scheduler, since the beginning."""
+    """Results of all drafts of a scheduler, since its start."""
 
     drafted: int = 0
     held: int = 0

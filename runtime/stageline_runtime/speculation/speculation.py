@@ -30,5 +30,5 @@ class Speculation(DraftSettings):
         return LookupDrafts(self, (self._answers, key_of(prompt, cache_salt)) if self.num_recent_answers else None)
 
     def note_answer(self, prompt: Sequence[int], cache_salt: str, output: Sequence[int]) -> None:
-        """A request has ended, or was given up: what it had said by then may be said again."""
+        """Records the output of a request that has ended or was aborted: later answers may repeat it."""
         self._answers.note_answer(prompt, cache_salt, output)

@@ -1,7 +1,7 @@
 """Captures a loaded stage's layers and its draft model's as graphs, and describes the result in a sentence.
 
-The group's plans name the mode that each runs in, so a stage that can't have what they will name must not go on. A
-draft model's steps are the stage's own: where they can't be captured they run eagerly, and that is said.
+The group's plans name the mode that each runs in, so a stage that can't provide that mode must not continue. A draft
+model's steps belong to the stage alone: if they can't be captured they run eagerly, and the sentence says so.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def capture(model: StageModel, config: RuntimeConfig, welcome: Welcome, progress: StageProgress) -> str:
-    """Capture what the group's plans will need; returns a sentence that says what runs captured.
+    """Capture the graphs that the group's plans need; returns a sentence that names the captured parts.
 
     Raises:
         RuntimeFailure: class BadConfig, when graphs were asked for that this model or machine can't have.

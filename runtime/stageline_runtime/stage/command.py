@@ -19,7 +19,7 @@ def stage() -> None:
         from stageline_runtime.stage.ranks.supervisor import RankSupervisor
 
         sys.exit(RankSupervisor(contract).run())
-    # torch takes a second to import; a bad configuration is told before that.
+    # torch takes a second to import; a bad configuration is reported before that.
     from stageline_runtime.stage.process import StageProcess
 
     sys.exit(StageProcess(contract).run())

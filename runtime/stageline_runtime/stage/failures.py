@@ -1,4 +1,4 @@
-"""Which failure class an exception in a stage is: the one place where exceptions become last words."""
+"""Which failure class an exception in a stage is: the one place where exceptions become termination messages."""
 
 import re
 
@@ -45,7 +45,7 @@ def as_failure(error: Exception) -> RuntimeFailure:
 
 
 def allocation_failure(error: RuntimeError) -> RuntimeFailure:
-    """torch reports a failed allocation as a RuntimeError whose text names the size."""
+    """torch reports a failed allocation as a RuntimeError that names the size in its text."""
     if isinstance(error, torch.OutOfMemoryError):
         return device_memory_failure(error, "load")
     text = str(error).splitlines()[0]
@@ -61,7 +61,7 @@ _FREE = re.compile(r"of which ([\d.]+) (\w+) is free")
 
 
 def device_memory_failure(error: torch.OutOfMemoryError, operation: str) -> RuntimeFailure:
-    """torch tells in words what it wanted and what the device had; the difference is what was missing."""
+    """torch's message names the requested and the free bytes; the difference is the shortage."""
     text = str(error).splitlines()[0]
     wanted, free = _bytes_in(_WANTED, text), _bytes_in(_FREE, text)
     if wanted is None or free is None:

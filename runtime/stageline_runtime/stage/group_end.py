@@ -1,4 +1,4 @@
-"""A group's end, as a stage asks the engine for it and hears of it. Without torch, for supervisors too."""
+"""A group's end: how a stage requests it from the engine and learns of it. Without torch, for supervisors too."""
 
 from stageline_api.failures import FailureClass
 from stageline_api.health import Phase
@@ -9,7 +9,7 @@ from stageline_runtime.termination import RuntimeFailure
 
 
 def ask_to_drain(bus: StageBus, progress: StageProgress) -> None:
-    """Ask the engine to drain the group, once: this stage was told to end."""
+    """Ask the engine to drain the group, once: this stage was asked to end."""
     if progress.phase is not Phase.DRAINING:
         progress.enter(Phase.DRAINING)
         bus.send(DrainRequested(progress.stage))

@@ -72,10 +72,10 @@ def say_hello(
     accelerator: "Accelerator | None",
     link_address: LinkAddress | None = None,
 ) -> None:
-    """Answer the engine's challenge, and say who this is, and where it listens for the stage before.
+    """Answer the engine's challenge, and send this stage's identity and its address for the previous stage.
 
     Raises:
-        RuntimeFailure: class RendezvousTimeout; what listens there challenges nobody.
+        RuntimeFailure: class RendezvousTimeout; the listener there sends no challenge.
     """
     nonce = _await_challenge(bus, contract)
     bus.send(
@@ -113,7 +113,7 @@ def _weights_of(contract: PodContract) -> str:
     try:
         model_dir = prepared_model_dir(contract.config.source, Path(contract.config.cache_dir))
     except UserError:
-        return ""  # the engine reads the same source, and says what is wrong with it
+        return ""  # the engine reads the same source, and reports its problem
     return weights_digest(model_dir)
 
 
@@ -141,7 +141,8 @@ def await_welcome(bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus]
 
 
 def await_cache_size(bus: StageBus, own_stage: int, tell_drain: Callable[[StageBus], None]) -> CacheSized | Shutdown:
-    """Wait for the cache's size, as `await_welcome`: with devices, until all stages have measured what is left for it.
+    """Wait for the cache's size, as `await_welcome`: with devices, until all stages have measured the memory left for
+    it.
 
     Raises:
         RuntimeFailure: the group failed.

@@ -1,7 +1,7 @@
 """Loads the model that the last stage drafts with: whole, beside the stage's layers, on the same device.
 
-Its cache is made twice, as the stage's is: for its largest step, and then for the group's blocks. Each block that the
-engine gives out is counted with the draft model's keys.
+Its cache is allocated twice, like the stage's: for its largest step, and then for the group's blocks. The size of each
+block that the engine allocates includes the draft model's keys.
 """
 
 from collections.abc import Callable

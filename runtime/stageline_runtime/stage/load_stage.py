@@ -62,7 +62,7 @@ class LoadedStage:
 
 
 AgreeOnCache = Callable[[MemoryUse | None], CacheSized | Shutdown]
-"""Tells the engine what was measured, None on a CPU; returns the cache's size, or that the group ends."""
+"""Sends the measured memory to the engine, None on a CPU; returns the cache's size, or that the group ends."""
 
 
 class StageLoader:
@@ -91,10 +91,10 @@ class StageLoader:
         self._listener = listener
 
     def load(self, welcome: Welcome, agree_on_cache: AgreeOnCache) -> LoadedStage | Shutdown:
-        """Load, agree on the cache, capture, then meet the peers. `Shutdown`: the group ended meanwhile.
+        """Load, agree on the cache, capture, then meet the peers. `Shutdown`: the group ended during loading.
 
         Raises:
-            RuntimeFailure: of the class of what prevents it.
+            RuntimeFailure: of the class of its cause.
         """
         contract = self._contract
         config = self._read_config(Path(welcome.model_dir))

@@ -45,7 +45,7 @@ _COSTLIEST: Final = RequestSampling(
 DRAFT_STEPS: Final = 2
 """Of a draft model: those after the second take what that takes."""
 _COSTLIEST_AT_ONCE: Final = RequestSampling(temperature=1.0, top_p=0.9, min_p=0.001, num_top_logprobs=20)
-"""With drafts: a request whose history changes its logits draws one token after another."""
+"""With drafts: a request draws one token after another if its history changes its logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _plan_of(
 
 
 def _tables(shape: StageShape, rows: tuple[PlanRow, ...], draft_steps: int) -> tuple[SlotBlocks, ...]:
-    """Blocks for all positions of the rows and of what is drafted behind them, one slot's behind the other's."""
+    """Blocks for all positions of the rows and of the drafts behind them, slot after slot."""
     ends = [min(row.position + row.num_tokens + draft_steps, shape.slot_tokens) for row in rows]
     counts = [blocks_of(end) for end in ends]
     starts = accumulate(counts, initial=0)
@@ -143,7 +143,7 @@ def _tables(shape: StageShape, rows: tuple[PlanRow, ...], draft_steps: int) -> t
 
 
 def blocks_to_measure(shape: StageShape) -> int:
-    """Blocks of KV cache that the largest plan writes, with what is drafted or verified behind it."""
+    """Blocks of KV cache that the largest plan writes, including drafted or verified positions behind it."""
     return sum(blocks_of(min(tokens + 1 + DRAFT_STEPS, shape.slot_tokens)) for tokens in _row_tokens(shape))
 
 
@@ -155,7 +155,7 @@ def _row_tokens(shape: StageShape) -> list[int]:
 
 
 class _NoPeers:
-    """A transport to nobody: what would come is noise, what would go is dropped."""
+    """A transport without peers: received tensors are noise, sent tensors are dropped."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype, device: torch.device) -> None:
         self._hidden_size, self._dtype, self._device = hidden_size, dtype, device
@@ -191,7 +191,7 @@ class _NoPeers:
 
 class _NobodyWatches:
     def enter(self, state: State, operation: str = "") -> None:
-        """No state of these steps is told."""
+        """States of these steps are not recorded."""
 
     def watch(self, step: int, operation: str, peer: int | None) -> None:
         """Loading has a limit of its own."""

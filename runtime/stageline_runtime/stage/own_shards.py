@@ -1,7 +1,7 @@
 """The weight files that a stage itself fetches: those that hold its layers, where preparation left them to the stages.
 
-The cut is known with the welcome, so this is a part of loading, and told in the status of phase `Loading`. A stage
-whose files are in the cache makes no request.
+The cut is known with the welcome, so this is a part of loading, and reported in the status of phase `Loading`. A stage
+with all its files in the cache makes no request.
 """
 
 import logging
@@ -34,9 +34,9 @@ def ensure_own_shards(
     progress: StageProgress,
     cache_limit_bytes: int | None = None,
 ) -> None:
-    """Have every file in `model_dir` that holds a tensor of the stage of `shape`; `source` is the model's.
+    """Fetch every missing file in `model_dir` that holds a tensor of the stage of `shape`; `source` is the model's.
 
-    `cache_limit_bytes` is what the cache may hold, where models that nobody uses may be removed from it.
+    `cache_limit_bytes` is the cache's limit, where unused models may be evicted.
 
     Raises:
         PrepareError: a file can't be fetched or stored; the message names it.

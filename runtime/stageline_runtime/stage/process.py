@@ -77,9 +77,8 @@ class StageProcess:
         devices: Devices | None = None,
         inherited: InheritedRank | None = None,
     ) -> None:
-        """`build_model` and `devices` are for stages that only take time, or whose device is not there; `inherited` is
-        what a rank has from its supervisor.
-        """
+        """`build_model` and `devices` are for stages that simulate time, or a device that isn't there. `inherited` is a
+        rank's state from its supervisor."""
         self._contract = contract
         self._build_model = build_model
         self._devices = devices if devices is not None else Devices()
@@ -223,9 +222,8 @@ class StageProcess:
             self._finish(bus, stage.runner, done._replace(drafted=drafts.drafted()))
 
     def _tell_until_it_comes(self, bus: StageBus, stage: LoadedStage, plan: StepPlan) -> None:
-        """Tell what the device finishes while the next plan's hidden tensor is on its way: who waits for that tells
-        nothing meanwhile, and the engine may be holding the plan behind it back until it knows the tokens.
-        """
+        """Keep reporting finished plans while the next plan's hidden tensor is in flight. Waiting for the tensor would
+        delay the reports, and the engine may hold the following plan back until it knows the tokens."""
         if stage.runner.is_first or not stage.runner.tells:
             return
 
@@ -248,7 +246,7 @@ class StageProcess:
             self._clock.enter(WaitReason.HOST)
 
     def _await_message(self, bus: StageBus, stage: LoadedStage) -> None:
-        """Handle the next messages; while the device works, poll the bus and the device by turns."""
+        """Handle the next messages; while the device works, poll the bus and the device alternately."""
         if not stage.in_flight:
             self._take_all(bus.receive(MESSAGE_POLL_SECONDS), bus, stage.runner)
             return
@@ -268,7 +266,7 @@ class StageProcess:
             self._finish(bus, stage.runner, done)
 
     def _finish(self, bus: StageBus, runner: StageRunner, done: FinishedPlan) -> None:
-        """Tell the engine of a plan that is done, then of what was drafted after it; count it once that is all."""
+        """Report a finished plan to the engine, then its drafts; count it once that is all."""
         plan = done.plan
         if done.drafted is not None:
             bus.send(done.drafted)
@@ -326,17 +324,17 @@ class StageProcess:
             os._exit(ExitCode.DRAINED)
         self._drain_asked = True
         if self._progress.phase in (Phase.LOADING, Phase.RENDEZVOUS):
-            # This may take minutes yet, in which nobody else uses the bus.
+            # This may take minutes yet, and no other code uses the bus until then.
             self._bus.send(DrainRequested(self._contract.stage))
 
     def _drained_by(self, failure: RuntimeFailure) -> str | None:
-        """Who asked for the drain, where that explains a lost engine, or a lost peer once the engine has said so."""
+        """Origin of the drain, if it explains a lost engine, or a lost peer once the engine has reported that."""
         if failure.failure_class is FailureClass.ENGINE_LOST and self._drain_asked:
             return f"SIGTERM to stage {self._contract.stage}"
         is_loss = failure.failure_class in (FailureClass.ENGINE_LOST, FailureClass.PEER_LOST)
         if not is_loss or self._bus is None:
             return None
-        message = self._bus.unread_end() or self._shutdown  # in this order: it may be taken from there meanwhile
+        message = self._bus.unread_end() or self._shutdown  # in this order: the message may move between the two
         return message.reason if isinstance(message, Shutdown) else None
 
     def _tell_computing(self, step: int) -> None:

@@ -1,8 +1,8 @@
-"""The certificate that a model's pods show each other, and what they ask of the one they are shown.
+"""The certificate that a model's pods present to each other, and the checks on the peer's certificate.
 
-All pods of a model have one certificate, for one name. Each end of a connection shows it and checks the other's: made
-by an authority in `ca.crt`, within its dates, and for exactly that name. So a certificate of another model, though of
-the same authority, opens nothing. TLS 1.3 alone, which shows certificates to nobody who listens.
+All pods of a model have one certificate, for one name. Each end of a connection presents it and checks the peer's:
+signed by an authority in `ca.crt`, within its dates, and for exactly that name. So a certificate of another model from
+the same authority is rejected. TLS 1.3 only, which hides certificates from eavesdroppers.
 """
 
 import ssl
@@ -18,7 +18,7 @@ AUTHORITY_FILE: Final = "ca.crt"
 
 
 class TlsError(Exception):
-    """The other end of a connection is not who it must be, or its files can't be used; a sentence without a secret."""
+    """The peer's identity is wrong, or the certificate files can't be used; the text contains no secret."""
 
 
 class PodIdentity:
@@ -30,7 +30,7 @@ class PodIdentity:
         directory = Path(config.directory)
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, directory)
         self.server.verify_mode = ssl.CERT_REQUIRED
-        self.server.num_tickets = 0  # nobody resumes a session
+        self.server.num_tickets = 0  # no session resumption
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, directory)
 
     def check_name(self, end: ssl.SSLObject | ssl.SSLSocket) -> None:

@@ -29,15 +29,15 @@ class TlsChannel:
         self._lock = threading.RLock()  # a signal may come within, and its handler may send
         self._is_agreed = False
         self.is_open = False
-        """Whether both ends have shown who they are."""
+        """Whether both ends have authenticated."""
         if not is_server:
             self._shake_hands()  # `outgoing` then holds its first words
 
     def opened(self, data: bytes) -> bytes:
-        """What `data` from the wire says, as far as it is complete. `outgoing` may hold an answer.
+        """Plaintext of the complete records in `data`. `outgoing` may hold an answer.
 
         Raises:
-            TlsError: the other end isn't who it must be, or broke off; `outgoing` may hold a last word for it.
+            TlsError: the peer's identity is wrong, or it closed the handshake; `outgoing` may hold an alert for it.
         """
         with self._lock:
             self._incoming.write(data)

@@ -1,7 +1,7 @@
 """The model's certificate at the engine's HTTP port: read again when its files change.
 
-Gateways connect at any time, so unlike the group's own connections this end must follow a renewal. A pair that can't be
-used (half written, of different keys) leaves the one before in force, is said once in the log, and is tried again.
+Gateways connect at any time, so this end must follow a renewal, unlike the group's own connections. If a pair can't be
+used (half written, of different keys), the previous pair stays in force. The log reports it once, and it is retried.
 """
 
 import logging
@@ -24,7 +24,7 @@ class ServedCertificate:
         self._problem = ""
         self._seen = self._fingerprint()
         self.context = _new_context(self._directory)
-        """For a server; whoever connects shows no certificate, but the engine's key with each request."""
+        """For a server; clients present no certificate, but send the engine's key with each request."""
 
     def look(self) -> None:
         """Take up new files, if there are any."""
@@ -34,7 +34,7 @@ class ServedCertificate:
                 return
             _new_context(self._directory)  # one that does not fit would leave a context with half of it
             load_pair(self.context, self._directory)
-        except Exception as error:  # from outside, and what was read before serves on
+        except Exception as error:  # external input; the previous certificate stays in use
             if (reason := words_of(error)) != self._problem:
                 logger.warning("the certificate can't be read again, the one before stays in force: %s", reason)
             self._problem = reason
@@ -46,7 +46,7 @@ class ServedCertificate:
         try:
             found = [(self._directory / name).stat() for name in (CERTIFICATE_FILE, KEY_FILE)]
         except OSError:
-            return ()  # said by who reads them
+            return ()  # the code that reads the files reports it
         return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
 
 

@@ -76,7 +76,7 @@ class Arrow:
 
     kind: ArrowKind
     seq: int
-    """The plan whose tensor it is."""
+    """The plan that the tensor belongs to."""
     sender: int
     sent: int
     receiver: int
@@ -84,7 +84,7 @@ class Arrow:
 
 
 def common_window(timelines: Sequence[StageTimeline]) -> Window:
-    """The time that every stage tells of; empty (begin = end) when there is none."""
+    """The time that every stage reports; empty (begin = end) when there is none."""
     begin = max(_first(one) - one.offset_nanoseconds for one in timelines)
     end = min(one.now_nanoseconds - one.offset_nanoseconds for one in timelines)
     return Window(begin=begin, end=max(begin, end))
@@ -136,10 +136,10 @@ def _hidden(sender: StageTimeline, receiver: StageTimeline) -> Iterator[Arrow]:
 
 
 def _feedback(last: StageTimeline, first: StageTimeline) -> Iterator[Arrow]:
-    """A plan's rows are taken by the first plan whose `feedback_through` reaches it."""
+    """The first plan with a `feedback_through` that reaches a plan takes its rows."""
     takers = iter(step for step in first.steps if _ended(step, wire.RECEIVE_FEEDBACK) is not None)
     taker = next(takers, None)
-    # What was taken before the first taker that is known can't be told from what that one took.
+    # Rows taken before the first known taker can't be separated from the rows which that one took.
     unknown_through = -1 if taker is None else taker.feedback_through
     for step in last.steps:
         began = _began(step, wire.SEND_FEEDBACK)

@@ -36,7 +36,7 @@ class NcclLink:
         self._peer = peer
 
     def send(self, tensor: Tensor) -> None:
-        self._group.send([tensor], self._peer, 0).wait()  # of the active stream: the host goes on
+        self._group.send([tensor], self._peer, 0).wait()  # waits on the active stream, not on the host
 
     def receive(self, tensor: Tensor) -> None:
         self._group.recv([tensor], self._peer, 0).wait()
@@ -78,7 +78,7 @@ class NcclTransport:
         return True
 
     def wait_hidden(self, seq: int) -> Tensor:
-        """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`, good for what is queued until the next call."""
+        """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`, valid for work queued until the next call."""
         assert self._before is not None, "the first stage receives no hidden tensor"
         self._before.check(seq)
         self._before.release_read()
@@ -97,7 +97,7 @@ class NcclTransport:
         return self._after is not None and self._after.is_full()
 
     def check(self, seq: int) -> None:
-        """Raise PeerLostError where a link has failed: what is outstanding there never ends."""
+        """Raise PeerLostError if a link has failed: outstanding operations on that link never end."""
         for channel in (self._before, self._after, self._feedback):
             if channel is not None:
                 channel.check(seq)
@@ -108,7 +108,7 @@ class NcclTransport:
         self._feedback.expected.append((seq, num_rows))
 
     def wait_feedback(self, seq: int) -> Tensor:
-        """Sampled rows `[num_rows, FEEDBACK_WIDTH]` of plan `seq`, good for what is queued until the next call."""
+        """Sampled rows `[num_rows, FEEDBACK_WIDTH]` of plan `seq`, valid for work queued until the next call."""
         assert self._feedback is not None, "a middle stage receives no feedback"
         self._feedback.check(seq)
         self._feedback.release_read()

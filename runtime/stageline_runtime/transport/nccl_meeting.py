@@ -1,8 +1,8 @@
-"""How stages meet over NCCL: a communicator of two ranks for each link, made and tried out before any plan runs.
+"""How stages meet over NCCL: one communicator of two ranks per link, created and tested before any plan runs.
 
-NCCL's ends find each other in torch's TCPStore on stage 0, under a name that nobody without the bus's token can guess.
-A communicator is made at its first use, and that needs both ends at once: every link carries one number when the stages
-meet, in the order of the pipeline.
+NCCL's ends find each other in torch's TCPStore on stage 0, under a name that can't be guessed without the bus's token.
+NCCL creates a communicator at its first use, which needs both ends at once. So when the stages meet, every link carries
+one number, in pipeline order.
 """
 
 import socket
@@ -115,7 +115,7 @@ def _new_link(store: Store, name: str, rank: int, timeout_seconds: float) -> Ncc
 
 
 def _open_store(contract: PodContract, timeout: timedelta) -> TCPStore:
-    """On the pod's own address alone: by itself a TCPStore would listen on every address of the machine."""
+    """Listens only on the pod's own address; the default TCPStore listens on every address of the machine."""
     is_master = contract.stage == 0 and contract.rank == 0
     where = (contract.pod_ip if is_master else contract.master_addr, contract.master_port, contract.stage_count)
     if not is_master:

@@ -48,9 +48,8 @@ class Transport(Protocol):
         """Be ready for plan `seq`'s hidden tensor from the stage before."""
 
     def hidden_has_come(self, seq: int) -> bool:
-        """Whether `wait_hidden` would find something of plan `seq`, the next one: its tensor's beginning, or that the
-        peer is gone. True also where nobody can tell without waiting.
-        """
+        """Whether `wait_hidden` would return without waiting for plan `seq`, the next one: the start of its tensor has
+        arrived or the peer is gone. Also True if the transport can't check without waiting."""
 
     def wait_hidden(self, seq: int) -> Tensor:
         """The hidden tensor `[num_tokens, hidden_size]` of plan `seq`; raises PeerLostError."""

@@ -24,8 +24,8 @@ from stageline_runtime.transport.socket_transport import SocketTransport, Staged
 
 GATHER_HIDDEN: Final = "all-gather, hidden"
 PATIENT_STEPS: Final = 10
-"""How many limits of a step a transport waits by itself. The watchdog gives up earlier, unless the other stage says
-that it computes."""
+"""How many step limits a transport waits. The watchdog gives up earlier, unless the other stage reports that it
+computes."""
 
 
 def join(

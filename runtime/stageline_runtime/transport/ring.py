@@ -128,9 +128,9 @@ def _enter(contract: PodContract, there: LinkAddress, identity: PodIdentity | No
 
 
 class _Entrance:
-    """Lets the stage before in, for as long as the block runs; strangers hold nobody up.
+    """Accepts the connection of the previous stage while the block runs; unknown connections delay no stage.
 
-    A block that fails hangs up on the stage that was let in: nobody else would close that connection.
+    If the block fails, the accepted connection is closed, since no other code would close it.
     """
 
     def __init__(self, contract: PodContract, listener: socket.socket, identity: PodIdentity | None) -> None:
@@ -139,7 +139,7 @@ class _Entrance:
         self._identity = identity
         self._before = (contract.stage - 1) % contract.stage_count
         self._came: Future[socket.socket] = Future()
-        """The connection of the stage before; cancelled when nobody is let in any more."""
+        """The connection of the previous stage; cancelled when no more connections are accepted."""
         self._coming = threading.Lock()
         self._reason = "nobody came"
         self._strangers = threading.BoundedSemaphore(MOST_STRANGERS)

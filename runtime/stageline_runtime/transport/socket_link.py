@@ -1,13 +1,13 @@
-"""Connections between two stages, in clear or in TLS: what sends and what receives, at the least that a step can pay.
+"""Connections between two stages, in clear or in TLS: the sender and the receiver, at the lowest cost per step.
 
-A tensor is one message and one call of the kernel at each end, straight from and to its memory. Between two steps
-little of torch's own code is left in a core's caches, and a view made by it costs more than the kernel's part: so a
-sent tensor is reached by its address, and small tensors are received into buffers that are used in turn. Both ends
-derive order and sizes from plans; what comes must be what is expected.
+A tensor is one message and one system call at each end, directly from and to its memory. Between two steps little of
+torch's code stays in a core's caches, and a view made by torch costs more than the system call. So a sent tensor is
+accessed by its address, and small tensors are received into alternating buffers. Both ends derive order and sizes from
+plans; received data must match them.
 
-No thread has a part in it while the kernel takes a tensor whole, as it does those of every decode step. What it does
-not take of the tensor of a long prompt a thread writes, so that the stage computes on; later tensors queue behind it.
-In TLS the thread writes them all: encrypting goes on beside the stage, and OpenSSL can't be told not to wait.
+If the kernel accepts a whole tensor, as in every decode step, no thread is involved. A thread writes the rest of a long
+prompt's tensor so that the stage continues to compute; later tensors queue behind it. In TLS the thread writes all
+tensors: encryption runs beside the stage, and OpenSSL has no way to avoid waiting.
 """
 
 import ctypes
@@ -55,7 +55,7 @@ class SocketSender:
         self._failure = ""
 
     def send(self, tensor: Tensor, tag: int) -> None:
-        """Send a contiguous tensor, which nobody may write to from now on; raises RuntimeError."""
+        """Send a contiguous tensor, which must not be written to after this call; raises RuntimeError."""
         size = tensor.nbytes
         kind = self._bytes.get(size)
         if kind is None:
@@ -128,7 +128,7 @@ class SocketReceiver:
         self._width = width
         self._timeout_seconds = timeout_seconds
         self._rings: dict[int, deque[_Incoming]] = {}
-        """Used in turn, by the number of rows."""
+        """Alternating buffers, by the number of rows."""
         self._arrivals = select.poll()
         self._arrivals.register(connection, select.POLLIN)
 

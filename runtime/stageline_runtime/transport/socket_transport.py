@@ -1,16 +1,15 @@
-"""The transports over sockets: one connection to the next stage and one from the stage before.
+"""The transports over sockets: one connection to the next stage and one from the previous stage.
 
-Each stage receives one kind of tensor and sends one: the first sends hidden tensors and receives feedback, the last one
-receives hidden tensors and sends feedback, the others have hidden tensors both ways. So nothing is posted ahead: what
-comes early lies in the kernel, in the order of the plans. Tensors that the kernel hasn't taken bound how far a stage
-runs ahead of the next.
+Each stage receives one kind of tensor and sends one. The first stage sends hidden tensors and receives feedback. The
+last stage receives hidden tensors and sends feedback. The other stages receive and send hidden tensors. So no receive
+is posted ahead: early data stays in the kernel, in plan order. Tensors that the kernel hasn't accepted bound how far a
+stage runs ahead of the next.
 
-Tensors of a device are staged: they cross as those of CPUs do, by way of pinned host memory out and in. That is for
-stages that share a device, where NCCL refuses, and for groups that mix devices and CPUs: each end may be either. What
-leaves the device is sent by a thread that waits for the copy's event; the stage's own thread only queues. What comes in
-is waited for by the stage's thread, since nothing can be queued on the device before it is there; the device meanwhile
-has the plan before to do, and what that sampled is told as soon as it is done, since the last stage asks first whether
-anything has come.
+Device tensors are staged through pinned host memory, out and in, and cross the wire like CPU tensors. This serves
+stages that share a device, where NCCL refuses, and groups that mix devices and CPUs: each end may be either. A thread
+waits for the copy's event and then sends; the stage's own thread only queues. The stage's thread waits for incoming
+data, since no device work can be queued before the data arrives. During that wait the device computes the previous
+plan. Its sampled tokens are reported as soon as they are done, since the last stage first checks whether data arrived.
 """
 
 import threading
@@ -147,7 +146,7 @@ class StagedTransport:
         self._sends.put(_Send(seq, self._accelerator.main.record(), buffer, len(tensor), ring, transmit))
 
     def _run(self) -> None:
-        """In the thread: send what was queued, until the wire fails."""
+        """In the thread: send the queued tensors until the connection fails."""
         try:
             while True:
                 send = self._sends.get()
@@ -157,7 +156,7 @@ class StagedTransport:
         except Exception as error:
             self._failure = error
             for ring in (self._hidden, self._feedback):
-                ring.free.put(torch.empty(0))  # whoever waits for a buffer learns of it
+                ring.free.put(torch.empty(0))  # wakes a thread that waits for a buffer
 
 
 class _Ring:

@@ -47,7 +47,7 @@ class CoveredStep:
     caches: tuple[LayerCache, ...]
     first_layer: int
     calls: list[int] = field(default_factory=list)
-    """Layers whose attention ran, in order."""
+    """Layers that ran attention, in order."""
     masks: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     """By mask (its id) and row: worked out for the first layer, kept for the others."""
 

@@ -1,14 +1,14 @@
 """A Hugging Face model cut to one stage: which modules it keeps, and how one hidden tensor passes through them.
 
-The model's own forward pass runs, so that rotary tables, masks and what else it prepares for its layers are its own.
-Layers of other stages become `StageLayer`s that pass hidden states on; the first own layer takes what was received and
-the last one's output is taken, whatever the model does to hidden states before and after. Which modules come before
-and after the layers is what `base_model_pp_plan` says.
+The model's own forward pass runs, so it prepares rotary tables, masks and other inputs of its layers itself. Layers of
+other stages become `StageLayer`s that pass hidden states on. The first own layer gets the received tensor and the last
+one's output is used, whatever the model does to hidden states before and after. `base_model_pp_plan` names the modules
+before and after the layers.
 
-The model is built on the meta device, which costs no memory, and only what is kept is read. Buffers that no checkpoint
-holds (rotary frequencies, embedding scales) are computed by the model's own initialisation, into memory marked
-beforehand, so that one which wasn't computed is found. A tensor that is tied to another is read from the other's place
-only where the checkpoint lacks it, as in transformers.
+The model is built on the meta device, which costs no memory, and only the stage's own tensors are read. Buffers that no
+checkpoint holds (rotary frequencies, embedding scales) are computed by the model's own initialisation, into memory
+marked beforehand, so that a missing computation is found. A tied tensor is read from the other's place only where the
+checkpoint lacks it, as in transformers.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Passage:
 
     embedding_only: bool
     hidden: torch.Tensor | None
-    """Received from the stage before; then what comes out of this part."""
+    """Received from the previous stage; then the output of this part."""
     layer_outputs: list[torch.Tensor] = field(default_factory=list)
 
 

@@ -61,7 +61,7 @@ class CoveredStage:
         self.reserve_cache(shape.num_blocks or shape.num_slots * blocks_of(shape.slot_tokens))
 
     def reserve_cache(self, num_blocks: int) -> None:
-        """Make the cache anew, of `num_blocks` blocks; what it held is forgotten."""
+        """Reallocate the cache with `num_blocks` blocks; its contents are lost."""
         shape = self._shape
         self._caches = make_cache(self._config, shape, num_blocks)
         self._blocks = BlockTable(num_slots=shape.num_slots, slot_tokens=shape.slot_tokens, num_blocks=num_blocks)

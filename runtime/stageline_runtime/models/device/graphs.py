@@ -29,7 +29,7 @@ class _Captured(Protocol):
     num_graphs: int
 
     def run(self, step: StepTensors) -> torch.Tensor:
-        """Replay for the plan whose table is filled; the result is good until the next replay."""
+        """Replay for the plan in the table; the result is valid until the next replay."""
 
 
 class DeviceGraphs:

@@ -1,9 +1,9 @@
-"""The experts of a mixture on a device: two grouped products over all experts held, of shapes that the plan gives.
+"""The experts of a mixture on a device: two grouped products over all local experts, with shapes from the plan.
 
-Every pick of every token is a row, sorted by expert; rows of an expert that another rank holds come last, belong to no
-group, and count as zero. The host never learns what was picked. torch's grouped product is one kernel for bfloat16 on
-sm_90 and sm_100, and can be captured there (`Accelerator.queues_experts`); for other dtypes and devices torch itself
-goes through the experts, and waits for the device once a product (`GroupedBlas.cpp` of PyTorch).
+Every pick of every token is a row, sorted by expert; rows of another rank's experts are last, belong to no group, and
+count as zero. The host never reads the picks. torch's grouped product is one kernel for bfloat16 on sm_90 and sm_100,
+and can be captured there (`Accelerator.queues_experts`); for other dtypes and devices torch itself loops over the
+experts, and waits for the device once a product (`GroupedBlas.cpp` of PyTorch).
 """
 
 import torch

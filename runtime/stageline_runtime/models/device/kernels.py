@@ -88,10 +88,10 @@ def attend_tiles(
 ):
     """Attend tile `program_id(0)`, key/value head `program_id(1)`.
 
-    `IN_PARTS`: each tile is one token, whose context may have several parts. Program `program_id(0)` then attends the
+    `IN_PARTS`: each tile is one token; its context may have several parts. Program `program_id(0)` then attends the
     first part of its tile or, behind the tiles, a spare part; a program that has none leaves. Unnormalised sums, maxima
     and weights of the parts go to the partials. A context of one part goes to `output`, as without parts.
-    `window` 0 means none. `WIDE_PRODUCTS` multiplies in float32 what is stored narrower: Triton's interpreter can't
+    `window` 0 means none. `WIDE_PRODUCTS` multiplies narrower types in float32: Triton's interpreter can't
     multiply bfloat16.
     """
     tile = tl.program_id(0).to(tl.int64)

@@ -1,8 +1,8 @@
-"""Triton kernels for what a layer does to each row by itself: RMS norm, rotation of heads, the feed-forward gate.
+"""Triton kernels for a layer's row operations: RMS norm, rotation of heads, the feed-forward gate.
 
-Each does in one launch what takes two to thirteen plain operators, of which every one costs a device about 1.5 µs
-however few its rows are: two for the gate, five for the rotation, eight for the norm, nine with its sum, thirteen for
-the rotation behind a norm. Roundings are the plain operators': what they write to memory in the model's dtype is
+Each replaces two to thirteen plain operators by one launch; every operator costs a device about 1.5 µs however few
+its rows are: two for the gate, five for the rotation, eight for the norm, nine with its sum, thirteen for the
+rotation behind a norm. Roundings are the plain operators': values that they write to memory in the model's dtype are
 rounded here too, so that results differ where a last bit does: from the order of a sum, or an exponential or square
 root that is approximate. Everything is multiplied in float32, since Triton's interpreter can't multiply bfloat16.
 """

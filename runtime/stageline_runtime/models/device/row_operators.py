@@ -1,4 +1,4 @@
-"""What a layer does to each row by itself on a device, through `row_kernels`: a `RowOperators`, and rotation of heads.
+"""Row operations of a layer on a device, through `row_kernels`: a `RowOperators`, and rotation of heads.
 
 Grids and constants follow from shapes alone, so that a captured launch is right for every plan of its size.
 """

@@ -1,7 +1,7 @@
-"""The feed-forward block of a layer: a dense one, or a mixture whose router picks some experts for each token.
+"""The feed-forward block of a layer: a dense one, or a mixture with a router that picks some experts for each token.
 
-Runs wherever its weights lie. How picked experts run differs: one after the other here, in one grouped product on
-devices (`grouped_experts`); what surrounds them is the same.
+Runs on the device of its weights. Only the picked experts run differently: one after the other here, in one grouped
+product on devices (`grouped_experts`).
 """
 
 from collections.abc import Callable
@@ -48,8 +48,7 @@ RunExperts = Callable[[ExpertWeights], HeldExperts]
 
 class ExpertLoop:
     """One expert after the other, each for the tokens that picked it: its weights are read once a step, and never for
-    an expert without tokens. Shapes depend on what is picked, which the host has to know.
-    """
+    an expert without tokens. Shapes depend on the picks, which the host has to know."""
 
     def __init__(self, weights: ExpertWeights) -> None:
         self._num_experts = len(weights.router)

@@ -1,10 +1,10 @@
-"""Keys and values of a stage's layers, in blocks of `BLOCK_TOKENS` positions that plans hand out.
+"""Keys and values of a stage's layers, in blocks of `BLOCK_TOKENS` positions that plans allocate.
 
-A cache has one block more than slots have: what padding writes goes there where it can't be left out. Nothing is ever
+A cache has one more block than slots have: padding writes there where the write can't be skipped. Nothing is ever
 cleared: attention reads no position that the present holder of a block hasn't written.
 
-On a CPU the memory is mapped, where the kernel gives zeroed pages on first touch, so blocks that nobody reaches cost
-nothing; and a head's blocks lie side by side, so that neighbours among them are one piece of memory.
+On a CPU the memory is mapped, where the kernel gives zeroed pages on first touch, so unused blocks cost nothing; and a
+head's blocks are adjacent, so that neighbours among them are one contiguous range.
 """
 
 import contextlib
@@ -44,13 +44,13 @@ def make_cache(
 
 
 def _untouched_zeros(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros whose pages are not touched yet; `torch.zeros` would write, and so occupy, all of them."""
+    """Zeros in untouched pages; `torch.zeros` would write all pages, and so allocate them."""
     size_bytes = math.prod(size) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     except OSError as error:
         raise MemoryError(f"{size_bytes} bytes of KV cache can't be reserved: {error.strerror}") from error
-    # A huge page would occupy parts of blocks that nothing has reached; a kernel without huge pages refuses to be told.
+    # A huge page would occupy parts of unused blocks; a kernel without huge pages rejects the advice.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(size)

@@ -1,9 +1,9 @@
-"""What maps each row by itself, with weights: linear projections, RMS norm, and the last stage's output head.
+"""Modules with weights that map each row separately: linear projections, RMS norm, and the last stage's output head.
 
 A projection's weights are packed once at load for oneDNN, which saves the reordering that a plain matrix product
 repeats at every step; at few rows that costs as much as the product itself. In bfloat16 packed and plain results are
 bit-equal; in float32 they differ in rounding. Where this build or CPU has no such kernel, and on other devices, plain
-products run; which of the two runs is a function of dtype and machine alone.
+products run. The choice depends only on dtype and machine.
 """
 
 from typing import Protocol

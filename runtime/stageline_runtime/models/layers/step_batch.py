@@ -1,12 +1,12 @@
 """A plan's rows as attention reads them: one small table of integers, the same on every stage and device.
 
 The table's sections are found by position: tokens first, then tiles of single-token rows and padding, how the contexts
-of these are split, then tiles of prefill chunks. Where a plan has nothing but single-token rows, tile `i` is token `i`:
-the table's layout then depends on the padded size alone, which is what a captured graph needs.
+of these are split, then tiles of prefill chunks. If a plan has only single-token rows, tile `i` is token `i`: the
+table's layout then depends on the padded size alone, as a captured graph needs.
 
-Beside it lies the table of blocks (`BlockTable`): where in the cache each part of each slot is. The engine hands blocks
-out, and plans say what changes, so a stage decides nothing. A block that is given up is used again by later plans only,
-which run later.
+A second table holds the blocks (`BlockTable`): where in the cache each part of each slot is. The engine allocates
+blocks, and plans carry the changes, so a stage decides nothing. Only later plans reuse a released block, and they run
+later.
 """
 
 from collections.abc import Iterable, Sequence
@@ -242,7 +242,7 @@ class StepTable:
         self._table = torch.zeros(size, dtype=torch.int32, device=device.device)
 
     def fill(self, batch: StepBatch) -> StepTensors:
-        """Put a plan's table there; what is returned views the one buffer, so it holds until the next plan."""
+        """Copy a plan's table there; the result is a view of the one buffer, valid until the next plan."""
         flat = torch.tensor(batch.flat(), dtype=torch.int32)
         self._device.fill(self._table[: len(flat)], flat)
         num_tiles = len(batch.decode_tiles)

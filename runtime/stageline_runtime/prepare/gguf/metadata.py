@@ -197,7 +197,7 @@ def end_token_ids(model: GgufModel) -> tuple[int, ...]:
 
 
 def _dtype(model: GgufModel) -> str:
-    """The number format of the matrices; bfloat16 where they are quantised, whose steps are coarser than its own."""
+    """The number format of the matrices; bfloat16 for quantised ones, since their steps are coarser than bfloat16's."""
     kinds = {tensor.tensor_type for tensor in model.reader.tensors if len(tensor.shape) > 1}
     names = {kind: _DTYPES.get(kind, "bfloat16") for kind in kinds}
     return names[kinds.pop()] if len(kinds) == 1 else "bfloat16" if kinds - _DTYPES.keys() else "float32"

@@ -26,7 +26,7 @@ WORDS_AND_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""The split that Llama 3 and Qwen share but for how many digits stay together."""
+"""The split that Llama 3 and Qwen share, except for how many digits stay together."""
 _TEMPLATES = "tokenizer.chat_templates"
 PRE_TOKENIZERS = ("gpt-2", "smollm", "qwen2", "llama-bpe")
 

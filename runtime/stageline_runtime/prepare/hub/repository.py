@@ -1,8 +1,8 @@
-"""One Hugging Face repository, through `huggingface_hub`: what it holds at a revision, and its files, checked.
+"""One Hugging Face repository, through `huggingface_hub`: its files at a revision, and checked downloads.
 
-Each file's size and hash must be as announced: SHA-256 for those in LFS, Git's own for the others. The token goes to
-the Hub client and nowhere else: not into messages, not to disk. What the client raises becomes a sentence: which
-repository, what is wrong, what to do.
+Each file's size and hash must match the announced ones: SHA-256 for files in LFS, Git's own hash for the others. The
+token is passed only to the Hub client: never to messages or the disk. The client's exceptions become a sentence: which
+repository, which problem, which remedy.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from stageline_runtime.prepare.errors import WITHOUT_THE_NETWORK, BadConfigError
 from stageline_runtime.prepare.package.pip_client import sha256_of
 
 CLIENT_LIBRARIES = frozenset({"huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
-"""Whose exceptions count as "the network failed". The client has changed its HTTP library more than once."""
+"""Libraries with exceptions that count as "the network failed". The client has changed its HTTP library repeatedly."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def as_prepare_error(source: HubSource, *, has_token: bool) -> Iterator[None]:
 
 
 def _is_lasting(error: Exception) -> bool:
-    """Whether only another source helps. Not so if it is gated: its terms may be accepted meanwhile."""
+    """Whether only another source helps. Not for a gated repository: the user may still accept its terms."""
     absent = isinstance(error, RepositoryNotFoundError | RevisionNotFoundError)
     return absent and not isinstance(error, GatedRepoError)
 
@@ -127,8 +127,8 @@ class HubRepository:
         """Fetch one file of a commit to `directory / name`.
 
         Raises:
-            PrepareError: it can't be fetched, or isn't what was expected.
-            OSError: the disk refused.
+            PrepareError: it can't be fetched, or differs from the expected file.
+            OSError: writing to the disk failed.
         """
         repo = self._source.repo
         with as_prepare_error(self._source, has_token=self._has_token):

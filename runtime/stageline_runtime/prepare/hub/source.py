@@ -77,8 +77,8 @@ def download_shard(
     """Download one weight file of a commit into `directory`.
 
     Raises:
-        PrepareError: it can't be fetched, or isn't what was expected.
-        OSError: the disk refused.
+        PrepareError: it can't be fetched, or differs from the expected file.
+        OSError: writing to the disk failed.
     """
     title = f"Downloading {name} of {source.repo}"
     with reporter.task(title, expected.size_bytes) as advance_to, report_growth(directory, advance_to):
@@ -96,7 +96,7 @@ def is_needed(name: str) -> bool:
 
 
 def _believed(files: Files) -> dict[str, ExpectedFile]:
-    """`files` without the index and the shards that nobody reads beside a single file."""
+    """`files` without the index and the shards that are unused beside a single file."""
     if SINGLE_FILE not in files:
         return dict(files)
     unread = {name for name in files if name.endswith(WEIGHTS_SUFFIX) and name != SINGLE_FILE} | {INDEX_FILE}
@@ -111,7 +111,7 @@ def _shards(source: HubSource, files: Files, directory: Path) -> dict[str, Expec
     for name in names:
         if name not in files:
             raise PrepareError(f"{source.canonical}: {INDEX_FILE} names {name}, which the repository does not hold")
-    # Without a size nobody could tell a shard that is there from one that isn't.
+    # Without a size a complete shard can't be told from a missing one.
     return {name: files[name] for name in names} if all(files[name].size_bytes for name in names) else {}
 
 

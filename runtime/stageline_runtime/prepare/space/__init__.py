@@ -1,5 +1,5 @@
-"""What a model cache has room for: whose entries may be removed, by whom and when.
+"""Capacity of a model cache: which entries may be removed, by which process and when.
 
-A cache that one pod alone uses keeps what that pod asks for (`make_room.remove_others`). From one that several models
-share the longest unused entries go, once it has a limit (`make_room`), and never one that somebody reads (`use`).
+A cache used by one pod holds only the entries that this pod needs (`make_room.remove_others`). A cache shared by
+several models evicts the longest unused entries, if it has a limit (`make_room`), and never one in use (`use`).
 """

@@ -1,7 +1,7 @@
-"""Which entries of a shared cache go, so that something new has room: the longest unused first. Pure.
+"""Which entries of a shared cache are evicted for a new one: the longest unused first. Pure.
 
-Never one that is read or written, nor one that was used a moment ago: between the end of a pod's preparation and the
-start of its readers nobody holds it. Where all that may go is not enough, nothing goes.
+It never evicts an entry that is read or written, or that was used a moment ago: between the end of a pod's preparation
+and the start of its readers no process holds it. If all evictable entries together are too small, none is evicted.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,12 @@
-"""Makes room in a cache that several models share, before something is written to it.
+"""Frees capacity in a cache that several models share, before a writer starts.
 
-One process at a time decides, under the lock `.room.lock`. Whoever writes announces in `.<key>.needs` what it is going
-to have written, so that two writers don't count on the same room; that holds as long as the writer's lock does. An
-entry is renamed to a leftover before it is deleted, under its writers' lock and its readers' (`use`), taken without
-waiting: what is read or written stays. Without a limit nothing is ever removed.
+One process at a time decides, under the lock `.room.lock`. A writer announces in `.<key>.needs` how many bytes it will
+write, so that two writers don't count on the same capacity. The announcement holds as long as the writer's lock. An
+entry is renamed to a leftover before it is deleted, under its writers' lock and its readers' (`use`). These locks are
+acquired without waiting, so an entry in use stays. Without a limit nothing is ever removed.
 
-From a cache that one pod alone uses, all goes that the pod doesn't ask for, before it fetches (`remove_others`). Never
-call that for a cache that others may read.
+In a cache used by one pod, `remove_others` removes all entries that the pod doesn't need, before it fetches. Never call
+it for a cache that others may read.
 """
 
 import shutil
@@ -35,12 +35,12 @@ Need = Callable[[int], None]
 
 
 def unlimited(_: int) -> None:
-    """A `Need` for who writes where nobody sets a limit."""
+    """A `Need` for caches without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A cache of which all may be removed that nobody uses, once it would hold more than `limit_bytes`."""
+    """A cache that removes unused entries when it would hold more than `limit_bytes`."""
 
     cache_dir: Path
     limit_bytes: int | None
@@ -66,7 +66,7 @@ class Room:
             return
         with locked(self.cache_dir, _ROOM_KEY, "room in the cache", self.reporter):
             while not self._try(key, further_bytes, self.limit_bytes):
-                pass  # somebody began to use one of those chosen: choose again
+                pass  # a chosen entry is in use by now: choose again
             needs.write_text(str(self._written(key) + further_bytes), encoding="ascii")
 
     def _try(self, key: str, further_bytes: int, limit_bytes: int) -> bool:
@@ -88,7 +88,7 @@ class Room:
             return CachedModel(entry.name, bytes_below(entry), last_use(entry), is_in_use=not is_mine)
 
     def _remove(self, model: CachedModel) -> bool:
-        """Returns False where somebody uses it by now."""
+        """Returns False if the entry is in use by now."""
         entry = self.cache_dir / model.key
         with _alone(self.cache_dir, entry) as is_mine:
             if not is_mine or last_use(entry) != model.last_use:
@@ -123,7 +123,7 @@ class Room:
 
 @contextmanager
 def _alone(cache_dir: Path, entry: Path) -> Iterator[bool]:
-    """Whether nobody else reads or writes `entry`; then nobody does while the block runs."""
+    """Whether no other process reads or writes `entry`; if so, none does while the block runs."""
     with claimed(use_file(entry)) as is_unread, claimed(lock_file(cache_dir, entry.name)) as is_unwritten:
         yield is_unread and is_unwritten
 

@@ -1,8 +1,8 @@
-"""Who reads an entry of a cache: a shared lock on `.<key>.use`, held for as long as the reader's process lives.
+"""Marks a cache entry as in use: a shared lock on `.<key>.use`, held as long as the reader's process lives.
 
-The kernel frees it however that process ends. An entry is removed only by who has this lock to itself, so never while
-it is read. The file's time says when the entry was last used. A reader may see the cache read-only: preparation, which
-runs before it in every pod, has made the file.
+The kernel frees the lock however the process ends. Only a process that holds this lock exclusively may remove an entry,
+so an entry is never removed while it is read. The file's time is the entry's last use. A reader may see the cache
+read-only: preparation, which runs before it in every pod, has made the file.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 def use_file(entry: Path) -> Path:
-    """The file whose lock readers of `entry` share."""
+    """The lock file that readers of `entry` share."""
     return entry.parent / f".{entry.name}.use"
 
 
@@ -41,11 +41,12 @@ def asked_entries(config: RuntimeConfig) -> list[Path]:
 
 
 def hold_models(config: RuntimeConfig) -> None:
-    """Share the locks of what a group reads until this process ends. Who can't be locked is read all the same."""
+    """Share the locks of the entries that a group reads until this process ends. Entries that can't be locked are still
+    read."""
     try:
         entries = asked_entries(config)
     except SourceError:
-        return  # whoever reads the model says what is wrong with its source
+        return  # the code that reads the model reports the problem
     for entry in entries:
         try:
             _HELD.append(_share(entry))

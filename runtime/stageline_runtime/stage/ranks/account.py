@@ -49,7 +49,8 @@ def phase_of_ranks(accounts: Sequence[RankAccount | None]) -> Phase:
 
 
 def status_of_ranks(accounts: Sequence[RankAccount | None], nobody: StageStatus) -> StageStatus:
-    """The stage's status: bytes of all ranks together, steps of the first. `nobody` is told before any has answered."""
+    """The stage's status: bytes of all ranks together, steps of the first. `nobody` is used before any rank has
+    answered."""
     known = [account.status for account in accounts if account is not None]
     if not known:
         return nobody

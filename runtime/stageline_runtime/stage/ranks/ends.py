@@ -1,7 +1,7 @@
-"""Which end of a rank is the stage's: the failure that no other explains, told with the stage and the rank. Pure.
+"""Which end of a rank is the stage's: the failure that no other explains, reported with the stage and the rank. Pure.
 
-A rank that waits for another one, which is gone, ends too, and so does one whose watchdog found another late: what
-they say points at the one that failed.
+A rank that waits for a lost rank ends too, and so does one with a watchdog that found another late: their messages
+point at the failed one.
 """
 
 import signal
@@ -12,12 +12,12 @@ from typing import Final
 from stageline_api.failures import CONSEQUENCES, FailureClass, TerminationMessage
 
 _OF_NO_RANK: Final = CONSEQUENCES | {FailureClass.BAD_CONFIG, FailureClass.EVICTED}
-"""Classes that tell of another stage, of the engine or of the model's configuration, whichever rank says them."""
+"""Classes about another stage, the engine or the model's configuration, whichever rank reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank ended by itself."""
+    """How one rank ended without its supervisor's action."""
 
     rank: int
     status: int
@@ -60,11 +60,11 @@ def _words(stage: int, end: RankEnd) -> TerminationMessage:
 
 
 def _with_rank(words: TerminationMessage, rank: int) -> TerminationMessage:
-    """Named by `rank`, unless they name another one, or tell of none that failed."""
+    """Add `rank` to a message, unless it names another rank, or reports none that failed."""
     if words.failure_class in _OF_NO_RANK:
         return words.model_copy(update={"rank": None})
     if words.failure_class is FailureClass.RENDEZVOUS_TIMEOUT:
-        return words  # who tells of it is there: the rank that isn't is named, or not known
+        return words  # the reporting rank is alive: the lost one is named, or not known
     return words if words.rank is not None else words.model_copy(update={"rank": rank})
 
 

@@ -29,5 +29,5 @@ class InheritedRank:
         return inherited
 
     def late_ranks(self) -> tuple[int, ...]:
-        """The ranks that have not come to the exchange that this one is at."""
+        """The ranks that have not reached the exchange that this one is at."""
         return self.area.late_ranks(self.rank)

@@ -1,7 +1,7 @@
-"""How a rank comes to exchange with the others of its stage: through the host's memory, or by their devices.
+"""How a rank starts to exchange with the others of its stage: through the host's memory, or by their devices.
 
-What it has from its supervisor says where they meet; a rank without a device needs no more than that. What the stage
-has to ask or watch of it later is in `JoinedRanks`.
+The state inherited from its supervisor names the meeting point; a rank without a device needs only that. `JoinedRanks`
+holds the checks and queries that the stage needs later.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ MEET: Final = "all-reduce, heartbeat"
 
 @dataclass(frozen=True, slots=True)
 class JoinedRanks:
-    """What a stage's process exchanges with; a lone one with nobody."""
+    """Exchanges of a stage's process with the other ranks; a single rank has none."""
 
     ranks: StageRanks
     on_devices: DeviceRanks | None = None

@@ -31,7 +31,7 @@ class RankPages:
     def __init__(self, contract: PodContract, addresses: Sequence[bytes]) -> None:
         self._addresses = tuple(addresses)
         self._accounts: dict[int, RankAccount] = {}
-        # Enough for two who ask at a time: a rank that stands still keeps a thread for as long as it may take.
+        # Enough for two clients at a time: a hung rank occupies a thread until the request's limit.
         self._threads = ThreadPoolExecutor(2 * len(self._addresses), thread_name_prefix="ask-ranks")
         self._nobody = StageStatus(
             phase=Phase.STARTING,

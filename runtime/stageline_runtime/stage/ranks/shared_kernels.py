@@ -1,7 +1,7 @@
-"""Why ranks can't share memory where the compiled exchanges can't be had, as the stage's failure. Without torch.
+"""Why ranks can't share memory without the compiled exchanges, as the stage's failure. Without torch.
 
-A machine without a compiler is the configuration's fault, which another start doesn't mend. A compiler that has not
-come to its end is not: the next start may find a quieter machine.
+A missing compiler is a configuration error, which a restart doesn't fix. An unfinished compilation is not: the
+next start may find a quieter machine.
 """
 
 from stageline_api.failures import FailureClass

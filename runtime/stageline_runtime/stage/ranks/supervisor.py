@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 
 RANK_COMMAND: Final = ("-m", "stageline_runtime.stage.ranks.rank_process")
 BUFFER_BYTES: Final = 4 << 20
-"""Of each rank, twice; an exchange of more takes several rounds. Pages that no exchange comes to are never made."""
+"""Of each rank, twice; a larger exchange takes several rounds. Unused pages are never allocated."""
 LAST_WORDS_SECONDS: Final = 1.5
 """How long ranks may take to end after the first one has failed: longer than a watchdog's look takes to come round."""
 DRAINED_SECONDS: Final = 10.0
-"""The same, after one has ended as it was told to."""
+"""The same, after one has ended on request."""
 VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -69,7 +69,7 @@ def start_rank(command: Sequence[str], environment: Mapping[str, str], descripto
 
 
 class RankProcess:
-    """One rank: the process, the socket on which it answers, the memory that it writes its last words into."""
+    """One rank: the process, the socket on which it answers, the memory for its termination message."""
 
     def __init__(self, rank: int, area: int, command: Sequence[str], given: Mapping[str, str]) -> None:
         """`given`: variables of its own, beside those by which it finds what it inherits."""
@@ -92,7 +92,7 @@ class RankProcess:
         self.pidfd = os.pidfd_open(self.process.pid)
 
     def last_words(self) -> TerminationMessage | None:
-        """What it left; nothing where it didn't come to it."""
+        """The rank's termination message; None if it wrote none."""
         data = os.pread(self._words, os.fstat(self._words).st_size, 0)
         try:
             return TerminationMessage.model_validate_json(data)
@@ -110,7 +110,8 @@ class RankProcess:
 def visible_device(rank: int, asked: str, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variable that lets a rank see one device, its own: of those that the container names, or has.
 
-    `asked` is `spec.engine.device`. A rank for which none is left sees none, and says so or is refused by the engine.
+    `asked` is `spec.engine.device`. A rank without a remaining device sees none, and reports that or is rejected by the
+    engine.
     """
     if asked == "cpu":
         return {}
@@ -148,11 +149,11 @@ class RankSupervisor:
                 rank.close()
 
     def _provide_kernels(self, directory: Path) -> None:
-        """Make the compiled kernels once for all ranks, where these may compute on CPUs.
+        """Compile the kernels once for all ranks, where these may compute on CPUs.
 
         Raises:
-            NativeUnavailableError: they can't be had. Not where the device is found by the ranks (`auto`): those that
-                have devices need none, and one without says so itself.
+            NativeUnavailableError: they can't be compiled. Not where the ranks find the device (`auto`): ranks with
+                devices need none, and a rank without one reports it.
         """
         device = self._contract.config.device
         if device == "cuda":
@@ -181,11 +182,11 @@ class RankSupervisor:
         return ExitCode.DRAINED if words is None else pass_last_words_on(words)
 
     def _ends(self, area: RankArea) -> list[RankEnd]:
-        """How the ranks ended, in the order in which they did, but for those that took too long to."""
+        """How the ranks ended, in that order, except ranks that exceeded the time limit."""
         ends = self._ended(None)
         area.end()
         if self._drain_asked and all(end.status == 0 and end.words is None for end in ends):
-            return ends  # told to end before there was an engine to ask: nobody has anything to finish
+            return ends  # asked to end before there was an engine: there are no streams to finish
         is_failure = any(end.is_failure for end in ends)
         deadline = time.monotonic() + (LAST_WORDS_SECONDS if is_failure else DRAINED_SECONDS)
         while len(ends) < len(self._ranks) and (left := deadline - time.monotonic()) > 0:

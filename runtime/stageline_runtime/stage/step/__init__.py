@@ -1,1 +1,1 @@
-"""One step of a stage: inputs, layers, sampling, and what is handed on."""
+"""One step of a stage: inputs, layers, sampling, and outputs."""

@@ -1,14 +1,14 @@
-"""The last stage's draft model: a whole small model in one process, which says what may come after what was sampled.
+"""The last stage's draft model: a whole small model in one process that drafts the tokens after the sampled ones.
 
-It keeps keys and values of its own in blocks of the same numbers, which the same plans hand out, and computes nothing
-until a plan wants drafts. Then it first catches up with what it has missed, at most a step's tokens
-at a time, and draws one token after another, each with the noise, bias and exclusions that the request's own draw at
-that position will have. So where both models think alike they draw alike, greedy or not. Penalties count what is known;
-a grammar masks the first draft. Whatever it says, only the verifying row decides.
+It stores its own keys and values in blocks with the same numbers, which the same plans allocate, and computes nothing
+until a plan wants drafts. Then it first catches up with the missing positions, at most a step's tokens at a time. It
+draws one token after another, each with the noise, bias and exclusions of the request's own draw at that position. So
+where both models agree they draw the same token, greedy or not. Penalties count known tokens; a grammar masks the first
+draft. Whatever it drafts, only the verifying row decides.
 
-On a device its steps are queued right behind the plan that wants them, whose own tokens the host has waited for. Which
-slots, positions and sizes a step has follows from the plan; the ids that a step draws are the next one's input where
-they lie. Its layers run captured where the group's do.
+On a device its steps are queued right behind the plan that wants them, after the host has waited for that plan's
+tokens. Slots, positions and sizes of a step follow from the plan; the ids that a step draws are the next step's input
+on the device. Its layers run captured where the group's do.
 """
 
 from collections import deque
@@ -73,9 +73,8 @@ class Drafter:
         device: ComputeDevice = HOST,
         graphs: GraphMode = GraphMode.OFF,
     ) -> None:
-        """`max_step_tokens`: most that it catches up with at once. `vocab_size` is that of the model it drafts for,
-        `graphs` what is captured of the draft model.
-        """
+        """`max_step_tokens`: maximum number of tokens that it catches up with at once. `vocab_size` belongs to the
+        model it drafts for, `graphs` are the captured parts of the draft model."""
         self._model = stage.model
         self._stage = stage
         self._num_slots = num_slots
@@ -85,12 +84,13 @@ class Drafter:
         self._device = device
         self._graphs = graphs
         self._sampled: deque[tuple[StepPlan, PendingRows]] = deque()
-        """Plans in order, whose tokens the history doesn't have yet."""
+        """Plans in order, with tokens that the history doesn't have yet."""
 
     def accept(self, plan: StepPlan) -> None:
-        """Take a plan's tables, fills and inputs; called for each plan, in order, before `take`.
+        """Apply a plan's tables, fills and inputs; called for each plan, in order, before `take`.
 
-        What they rest on was told to the engine, so the history has it, though later tokens are still to come.
+        The engine knew the tokens that they depend on, so the history has them, though later tokens are still in
+        flight.
         """
         self._learn_sampled(waits=False)
         self._model.change_tables([self._within_context(change) for change in plan.tables])
@@ -103,7 +103,7 @@ class Drafter:
                 self._history.take(row.slot, row.position, row.token_ids)
 
     def take(self, plan: StepPlan, sampled: PendingRows) -> None:
-        """Take what was sampled for a plan's rows, or will have been."""
+        """Accept the tokens sampled for a plan's rows, which may still be in flight."""
         self._sampled.append((plan, sampled))
 
     @torch.inference_mode()
@@ -161,7 +161,7 @@ class Drafter:
         return inputs
 
     def _catch_up(self, seq: int, inputs: Sequence[_Input]) -> Tensor:
-        """Compute what was missed; the next tokens `[num_draws]` of the rows that are at their end."""
+        """Compute the missing positions; the next tokens `[num_draws]` of the rows that are at their end."""
         rows, ids, ends = list[PlanRow](), list[int](), list[int]()
         for each in inputs:
             planned = each.row.planned
@@ -209,13 +209,13 @@ class Drafter:
         return drawn
 
     def _keep(self, row: DraftingRow, drafts: Sequence[int]) -> None:
-        """The keys of a row's drafts are there, but for the last one's, unless its slot was given up meanwhile."""
+        """The keys of a row's drafts are stored, except the last draft's, unless its slot was released in between."""
         slot, first = row.planned.slot, row.next_position - len(drafts)
         if self._history.is_current(slot, row.planned.generation) and self._history.computed(slot) >= first:
             self._history.compute(slot, first, drafts[:-1])
 
     def _learn_sampled(self, *, waits: bool) -> None:
-        """Take what was sampled, in plan order: all that the host knows, or with `waits` all."""
+        """Record sampled tokens, in plan order: all that the host knows, or with `waits` all."""
         while self._sampled:
             plan, sampled = self._sampled[0]
             if not (waits or sampled.is_known):

@@ -1,10 +1,10 @@
 """Plans that a device still works on: queued in order, finished in order, polled without waiting.
 
-The runner queues work faster than the device does it, so the host's moments say nothing about the device. At each
-change of state the runner records an event instead; once a plan is done, the device's clock tells how far apart its
-events lie. The host saw the plan's end between the last poll that found it pending and now, and that interval holds the
-two clocks together however far they drift. The watchdog is always told of the oldest plan, with the operation that the
-device has not come past. What a draft model does after a plan is in flight by itself, right behind it.
+The runner queues work faster than the device does it, so host times don't show what the device does. At each change of
+state the runner records an event instead. Once a plan is done, the device's clock gives the times between its events.
+The host saw the plan's end between the last poll that found it pending and now. That interval keeps the two clocks
+together despite drift. The watchdog always gets the oldest plan, with the operation that the device has not passed. A
+draft model's steps after a plan are a separate entry in flight, right behind it.
 """
 
 import time
@@ -22,7 +22,7 @@ from stageline_runtime.stage.telemetry.watchdog import Watchdog
 
 
 class DeviceMark(NamedTuple):
-    """The device enters a state when it comes to `event`."""
+    """The device enters a state when it reaches `event`."""
 
     state: State
     operation: str
@@ -75,7 +75,7 @@ class DeviceTimes:
 
 
 POLL_SECONDS = 0.0002
-"""Between two looks while the host has nothing else to do. Feedback doesn't wait for it; clients do."""
+"""Poll interval while the host is idle. Feedback doesn't wait for it; clients do."""
 
 
 def look_until(look: Callable[[], None], is_over: Callable[[], bool]) -> None:
@@ -90,7 +90,7 @@ class FinishedPlan(NamedTuple):
     plan: StepPlan
     rows: tuple[SampledRow, ...]
     drafted: Drafted | None = None
-    """What was drafted after the plan, which was given out by itself before."""
+    """The drafts after a plan that was returned separately before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,8 @@ class InFlight:
         self._watch()
 
     def finished(self) -> Iterator[FinishedPlan]:
-        """What is done since the last call, plans and what was drafted after them, oldest first. The marks of each are
-        in the clock when it is given out.
-        """
+        """Plans and drafts finished since the last call, oldest first. The marks of each are in the clock when it is
+        yielded."""
         while self._plans and self._plans[0].marks[-1].event.is_done():
             done = self._plans.popleft()
             now = self._clock.now_nanoseconds()

@@ -31,7 +31,7 @@ class DraftingRow:
 
 
 Learn = Callable[[DraftingRow, Sequence[int]], None]
-"""Told what was drafted for each row, when that is read."""
+"""Called with the drafts of each row when they are read."""
 
 
 def _nothing(_row: DraftingRow, _drafts: Sequence[int]) -> None:
@@ -54,7 +54,7 @@ class PendingDrafts:
         self._tokens = torch.empty(0, dtype=torch.int64)
 
     def begin_timing(self) -> None:
-        """What a step takes is told of those from now on."""
+        """The reported time of a step covers only the steps after this call."""
         self._began, self._timed_steps = self._device.record(timed=True), 0
 
     def add(self, rows: Sequence[DraftingRow], tokens: Tensor) -> None:

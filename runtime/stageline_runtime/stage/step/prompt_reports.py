@@ -1,10 +1,10 @@
 """Log probabilities of prompts, computed on the last stage for the tokens of a chunk that its plan names, no others.
 
-Logits of a chunk at once would take 300 MB for 512 tokens of a vocabulary of 150,000, so the head runs over a few rows
-at a time (`planning.memory.report_rows`), and what is kept of each piece is the result. Which rows the head runs over
-follows from plans alone, so the ranks of a stage gather the same logits: a row that runs dead is computed as well, and
-the engine drops its report. On a device nothing waits: results are copied to the host behind the plan's other work,
-and read once the plan is done.
+Logits of a whole chunk would take 300 MB for 512 tokens of a vocabulary of 150,000. So the head runs over a few rows at
+a time (`planning.memory.report_rows`), and only the results are kept. The rows that the head runs over follow from
+plans alone, so the ranks of a stage gather the same logits: a stale row is computed as well, and the engine drops its
+report. On a device nothing waits: results are copied to the host behind the plan's other work, and read once the plan
+is done.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,12 +1,12 @@
 """Sampling where the last stage has several ranks, each of which has the logits of a part of the vocabulary.
 
-Where a plan's requests are drawn from the logits as they are, each rank looks at its part (`part_draws`): a score and
-an id for each row cross, or of a restricted row the best candidates. Which plans these are follows from them and their
-fills, so all ranks know. What follows from data is the first rank's to decide: whether the candidates settle restricted
-rows. It says so with the tokens, and where they don't all ranks gather the logits.
+If a plan's requests are drawn from the unmodified logits, each rank draws from its part (`part_draws`): the ranks
+exchange a score and an id for each row, or the best candidates of a restricted row. Which plans these are follows from
+the plans and their fills, so all ranks know. The first rank decides everything that depends on data: whether the
+candidates settle restricted rows. It sends that with the tokens. If they don't, all ranks gather the logits.
 
-So they do for all other plans. A rank by itself could decide otherwise there: a grammar that took too long to compile
-on one of them alone would be enough. So the first one samples, and the others take its rows, in one exchange more.
+All other plans gather the logits too. There a rank alone could decide differently, for example if a grammar took too
+long to compile on one rank only. So the first rank samples, and the others get its rows in one more exchange.
 """
 
 import torch

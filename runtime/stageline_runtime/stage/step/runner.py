@@ -1,9 +1,10 @@
-"""One stage's step: take a plan, get inputs, run the layers, hand on. The same code for every role and transport.
+"""One stage's step: accept a plan, get inputs, run the layers, send outputs. The same code for every role and
+transport.
 
-Plans run in `seq` order. Everything sent, received or sampled follows from the plan alone; the clock is told at each
-change of state and the watchdog of each operation that could hang.
+Plans run in `seq` order. Everything sent, received or sampled follows from the plan alone. The clock records each
+change of state, and the watchdog each operation that could hang.
 
-A plan's work is queued on the device, and its sampled rows come to the host later; a CPU is a device that has done its
+A plan's work is queued on the device, and its sampled rows reach the host later; a CPU is a device that has done its
 work when a call returns.
 """
 
@@ -43,14 +44,14 @@ _NO_ROWS: Final = PendingRows.known(())
 
 
 class Marks(Protocol):
-    """Is told of each change of state: the state clock, or what stands in for it before a device."""
+    """Records each change of state: the state clock, or its substitute before a device."""
 
     def enter(self, state: State, operation: str = "") -> None:
         """The stage enters `state` now."""
 
 
 class Watch(Protocol):
-    """Is told of each operation that could hang."""
+    """Records each operation that could hang."""
 
     def watch(self, step: int, operation: str, peer: int | None) -> None:
         """An operation begins; it replaces the one before."""
@@ -120,7 +121,7 @@ class StageRunner:
 
     @property
     def tells(self) -> bool:
-        """Whether the engine hears from here what a plan sampled: the last stage's first rank."""
+        """Whether this process reports sampled tokens to the engine: the last stage's first rank."""
         return self.is_last and self._ranks.rank == 0
 
     def accept(self, plan: StepPlan) -> None:
@@ -139,7 +140,7 @@ class StageRunner:
     def run(self, plan: StepPlan) -> PendingRows:
         """Queue one plan; returns the sampled rows (the last stage's; empty elsewhere).
 
-        Whoever calls it is in torch's inference mode.
+        The caller must be in torch's inference mode.
 
         Raises:
             PeerLostError: a neighbour is gone or did not answer in time.
@@ -230,7 +231,7 @@ class StageRunner:
         return sampled
 
     def _await_arrival(self, plan: StepPlan, arrived: Event) -> None:
-        """Where there are drafts the host waits for the device: first for what a peer sends it, and says so."""
+        """With drafts the host waits for the device: first for the peer's data, and records that state."""
         self._watchdog.watch(plan.seq, RECEIVE_HIDDEN, self._stage - 1)
         arrived.wait()
         self._watchdog.watch(plan.seq, FORWARD, None)
@@ -290,8 +291,7 @@ def step_kind(plan: StepPlan) -> BusyKind:
 
 
 def _is_waited_for(plan: StepPlan) -> bool:
-    """Whether the host has to know what was sampled before it goes on: how many drafts hold is the host's to decide,
-    and a draft model goes on from ids. Drafts are sent where stages would have nothing to do, so the wait keeps little
-    work from the device.
-    """
+    """Whether the host must read the sampled tokens before it continues: the host decides how many drafts hold, and a
+    draft model continues from ids. Drafts are sent where stages would be idle, so the wait costs the device little
+    work."""
     return plan.draft_steps > 0 or plan.verifies_drafts

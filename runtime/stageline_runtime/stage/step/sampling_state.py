@@ -1,14 +1,14 @@
 """The last stage's memory of how each slot's request samples, and the tensor work around the sampler.
 
 Everything here can be rebuilt from token ids: inputs arrive in the plans' rows and fills, output is sampled here. The
-state of a slot belongs to one generation; a row of another one, which runs dead, samples from its logits alone.
+state of a slot belongs to one generation; a stale row of another one samples from its logits alone.
 
-A verifying row is drawn at each of its tokens, with the parameters, the noise and the history that a decode row at that
-position would have; it keeps what is drawn up to the first draw that is not the draft. So it says what decode rows one
-by one would have said. Where history changes logits, each draw waits for the one before; elsewhere all are one draw.
+A verifying row is drawn at each of its tokens, with the parameters, the noise and the history of a decode row at that
+position. It keeps the draws up to the first one that differs from the draft. So its output equals that of single decode
+rows. Where history changes logits, each draw waits for the one before; elsewhere all are one draw.
 
 Drawn tokens stay on the device for feedback, and the host reads them later. Two kinds of plans wait for the device. One
-verifies drafts: the host decides how many hold. The other has a request whose next token depends on its output
+verifies drafts: the host decides how many hold. The other has a request with a next token that depends on its output
 (penalties, a grammar). That output was sampled at least one plan of its cohort earlier, so its copy is mostly done.
 """
 
@@ -42,7 +42,7 @@ _CHEAPEST = RequestSampling(temperature=0.0)
 
 @dataclass(slots=True)
 class SlotSampling:
-    """One request's parameters and what it has said so far."""
+    """One request's parameters and its output so far."""
 
     generation: int
     sampling: RequestSampling
@@ -52,7 +52,7 @@ class SlotSampling:
     needs_history: bool = field(init=False)
     """Whether its output changes what it draws next."""
     is_plain: bool = field(init=False)
-    """Whether it is drawn from the logits as they are, and nothing is told of it but its token."""
+    """Whether the token is drawn from the unmodified logits, and only the token is reported."""
 
     def __post_init__(self) -> None:
         self.needs_history = self.seen is not None or self.guide is not None or self.tail is not None
@@ -72,7 +72,7 @@ class SlotSampling:
     def change(self, logits: Tensor, position: int, place: Placing = stay, *, masks: bool = True) -> None:
         """Bias, penalise and mask the request's logits `[vocab_size]` in place; the token to draw is at `position`.
 
-        `masks` False: not by the grammar, which knows only what comes next.
+        `masks` False: without the grammar, which knows only the next position.
         """
         adjust(logits, self.sampling, self.seen, place)
         if masks and self.guide is not None:
@@ -107,7 +107,7 @@ class SlotSampling:
 
 
 def is_plain(sampling: RequestSampling) -> bool:
-    """Whether a request is drawn from the logits as they are, and nothing is told of it but its token."""
+    """Whether a request's token is drawn from the unmodified logits, and only the token is reported."""
     changes = sampling.depends_on_history or bool(sampling.logit_bias) or sampling.has_exclusions
     return not changes and sampling.num_top_logprobs is None
 
@@ -160,7 +160,7 @@ class SamplingState:
         positions = [row.position + row.num_tokens for row in rows]
         for index, slot in special:
             slot.change(logits[index], positions[index], place)
-        # A row without a slot runs dead: the cheapest draw will do.
+        # A row without a slot is stale: the cheapest draw will do.
         sampling = [_CHEAPEST if slot is None else slot.sampling for slot in slots]
         tokens = sample_on_device(logits, sampling, positions, place)
         read = partial(_drawn_rows, rows, special, logprobs)
@@ -171,7 +171,7 @@ class SamplingState:
         return drawn, tokens.unsqueeze(1)
 
     def take_drawn(self, plan: StepPlan, tokens: list[int]) -> tuple[PendingRows, Tensor]:
-        """As `sample`, for a plan of plain rows that verifies nothing, whose tokens have been drawn."""
+        """Like `sample`, for a plan of plain rows that verifies nothing; its tokens have been drawn already."""
         rows = plan.sampled_rows
         drawn = tuple(SampledRow(row.slot, row.generation, token) for row, token in zip(rows, tokens, strict=True))
         return PendingRows.known(drawn), self._device.place(int64s(tokens)).unsqueeze(1)
@@ -211,7 +211,7 @@ class SamplingState:
 
 
 def _top_counts(draws: Iterable[tuple[int, SlotSampling | None]]) -> dict[int, int]:
-    """How many tokens to list with each draw whose request asks for some."""
+    """How many tokens to list with each draw, for draws with requests that ask for some."""
     asked = ((index, slot.sampling.num_top_logprobs) for index, slot in draws if slot is not None)
     return {index: count for index, count in asked if count is not None}
 
@@ -258,7 +258,7 @@ def _draw(
 
 
 def _kept(row: PlanRow, slot: SlotSampling | None, tokens: list[int]) -> list[int]:
-    """Of what was drawn for a row, the part that counts, which its request takes."""
+    """The part of a row's drawn tokens that counts and that its request accepts."""
     count = 1
     while count < len(tokens) and tokens[count - 1] == row.token_ids[count]:
         count += 1
@@ -290,7 +290,7 @@ def draws_of(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> tup
     sampling: list[RequestSampling] = []
     positions: list[int] = []
     for slot, row in zip(slots, rows, strict=True):
-        # A row without a slot runs dead, one drawn in turn is drawn later: here the cheapest draw will do.
+        # A row without a slot is stale, and a sequential draw is drawn later: the cheapest draw suffices here.
         is_drawn = slot is not None and not _is_drawn_in_turn(row, slot)
         sampling += [slot.sampling if slot is not None and is_drawn else _CHEAPEST] * row.num_draws
         end = row.position + row.num_tokens
@@ -299,7 +299,7 @@ def draws_of(slots: list[SlotSampling | None], rows: tuple[PlanRow, ...]) -> tup
 
 
 def sampled_token_indices(plan: StepPlan) -> list[int]:
-    """Index within the step of the tokens whose hidden states the sampled rows are drawn from."""
+    """Indices within the step of the tokens with the hidden states that the sampled rows are drawn from."""
     indices: list[int] = []
     offset = 0
     for row in plan.rows:

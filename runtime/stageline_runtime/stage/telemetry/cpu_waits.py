@@ -1,4 +1,4 @@
-"""How long this process's threads were ready to run and had no CPU, because others used it; Linux tells of each thread.
+"""How long this process's threads were runnable without a CPU because others used it; Linux reports this per thread.
 
 A thread that is blocked, as in a deadlock, or that computes isn't waiting for a CPU.
 """
@@ -27,6 +27,6 @@ class CpuWaits:
         for stat in self._tasks.glob("*/schedstat"):
             try:
                 waits[stat.parent.name] = int(stat.read_text(encoding="ascii").split()[1])
-            except (OSError, IndexError):  # the thread has ended meanwhile
+            except (OSError, IndexError):  # the thread has ended
                 continue
         return waits

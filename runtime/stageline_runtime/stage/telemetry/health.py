@@ -127,7 +127,7 @@ class _Server(ThreadingHTTPServer):
             self.socket = listener
 
     def handle_error(self, *_asked: Any) -> None:
-        """Who asked may have gone before the answer came; of anything else the log gets the traceback."""
+        """The client may have closed before the answer; the traceback of any other error is logged."""
         if not isinstance(sys.exception(), OSError):
             logger.exception("a request for the stage's health failed")
 

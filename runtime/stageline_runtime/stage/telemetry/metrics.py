@@ -26,7 +26,7 @@ Samples = Iterable[tuple[str, float]]
 
 
 class StageFamilies:
-    """Families of counters and gauges of one stage, whose `labels` (model name and stage) come first."""
+    """Families of counters and gauges of one stage; their `labels` (model name and stage) come first."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._labels = tuple(labels)

@@ -104,7 +104,7 @@ PAGE_STEPS: Final = 256
 MAX_MARKS: Final = 64
 """Marks kept of one step. A stage that changes state more often without a plan forgets the oldest."""
 RECENT_STEPS: Final = 32
-"""Steps whose moments are told to the engine with each clock comparison."""
+"""Number of steps with times that are sent to the engine with each clock comparison."""
 
 
 Mark = tuple[State, str, int]
@@ -204,7 +204,7 @@ class Timeline:
 
     def page(self, since_seq: int, *, stage: int, stage_count: int, incarnation: int, now: int) -> wire.TimelinePage:
         """The first `PAGE_STEPS` steps after plan `since_seq`, as they are sent. For any thread."""
-        open_marks = self._marks[:]  # before the records: a step that ends in between is told twice, never not at all
+        open_marks = self._marks[:]  # before the records: a step that ends in between is sent twice, never lost
         kept = self.records()
         newer = [record for record in kept if record.seq > since_seq]
         if kept:

@@ -1,10 +1,11 @@
-"""Ends a stage that hangs: each operation that could wait for ever is announced, and a thread looks at the clock.
+"""Ends a stage that hangs: each operation that could wait forever is announced, and a thread checks the clock.
 
-A hung stage can't report through its own main thread, so the watchdog writes the last words and ends the process. It
-also ends a stage whose engine has gone while the stage was too busy to notice.
+A hung stage can't report through its main thread, so the watchdog writes the termination message and ends the process.
+It also ends a stage that was too busy to notice that its engine is gone.
 
 Time in which this process waited for a CPU doesn't count: on a busy machine a step may take many times as long. While
-such a step goes on the engine and, through it, the stages that wait for this one are told that it computes.
+such a step continues, the stage reports to the engine that it computes. The engine forwards this to the stages that
+wait for this one.
 """
 
 import threading
@@ -20,9 +21,9 @@ from stageline_runtime.termination import RuntimeFailure
 
 POLL_SECONDS = 0.5
 TELLS_A_LIMIT = 4
-"""How often others are told within the limit of a step."""
+"""How often others are notified within the limit of a step."""
 ENGINE_GRACE_SECONDS = 3.0
-"""How long after the engine hung up the main thread may take to end by itself (it may still hold a `Shutdown`)."""
+"""How long the main thread may take to end after the engine closed the connection (it may still hold a `Shutdown`)."""
 
 
 class _Watched(NamedTuple):
@@ -31,7 +32,7 @@ class _Watched(NamedTuple):
     peer: int | None
     since_seconds: float
     is_exchange: bool = False
-    """Between the ranks of this stage; what is computed after it goes by its name too."""
+    """Between the ranks of this stage; computation after it uses its name too."""
     start_seconds: float | None = None
     """Part of the start, with this limit instead of a step's."""
 
@@ -59,8 +60,9 @@ class Watchdog:
         peer_computed_at: Callable[[], float] = lambda: float("-inf"),
         cpu_waits: CpuWaits | None = None,
     ) -> None:
-        """`late_ranks` tells which ranks of this stage have not come to the exchange that this one waits in;
-        `tell_computing` says that a step goes on here, and `peer_computed_at` when that was last heard of another."""
+        """`late_ranks` returns the ranks of this stage that have not reached the exchange that this one waits in.
+        `tell_computing` reports that a step continues here, `peer_computed_at` when another stage last reported that.
+        """
         self._timeout_seconds = step_timeout_seconds
         self._engine_hung_up = engine_hung_up
         self._end = end
@@ -96,7 +98,7 @@ class Watchdog:
         self._watched = None
 
     def look(self, now_seconds: float) -> None:
-        """Count for how long the operation under way had no CPU, and say that it goes on; called at every poll."""
+        """Count how long the current operation had no CPU, and report that it continues; called at every poll."""
         watched, slow = self._watched, self._slow
         if watched is None or (slow is not None and slow.watched is not watched):
             self._slow = slow = None
