@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oracles.simulated_accelerator import ImmediateAccelerator
 from oracles.simulated_pipeline import GREEDY
-from stageline_runtime.plan_bus.messages import PlanRow, SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import BusProtocolError, PlanRow, SlotFill, StepPlan
 from stageline_runtime.stage.step.slot_tokens import SlotTokens
 
 Make = Callable[[int], SlotTokens]
@@ -86,3 +86,11 @@ def test_prompt_chunks_come_from_the_plan(make: Make) -> None:
     rows = (PlanRow(0, 1, 0, 3, (7, 8, 9), need_sample=False), PlanRow(1, 1, 4, 1, (6,), need_sample=True))
     mixed = StepPlan(0, 0, (), rows, 8, -1, feedback_posted=False, dummy=False)
     assert tokens.inputs(mixed).tolist() == [7, 8, 9, 6, 0, 0, 0, 0]
+
+
+def test_feedback_of_another_number_of_rows_is_refused(make: Make) -> None:
+    tokens, wire = filled(make, (0, 1), (2, 1)), Wire()
+    wire.rows[7] = [[10]]
+    tokens.expect(plan(7, (0, 1), (2, 1)))
+    with pytest.raises(BusProtocolError, match="feedback of plan 7 has 1 rows, not 2"):
+        tokens.apply_through(7, wire.take)

@@ -46,4 +46,10 @@ class PendingRows:
         if self._rows is None:
             self.copy_out().wait()
             self._rows = self._read(self._tensors)
+            # `SamplingState` keeps this object; the log probabilities of a whole vocabulary must not stay with it.
+            self._tensors, self._read = (), _read_already
         return self._rows
+
+
+def _read_already(_: Sequence[Tensor]) -> Rows:
+    raise AssertionError("rows are read once")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stageline_runtime.accelerator.cpu import HOST
 from stageline_runtime.accelerator.protocol import ComputeDevice
-from stageline_runtime.plan_bus.messages import SlotFill, StepPlan
+from stageline_runtime.plan_bus.messages import BusProtocolError, SlotFill, StepPlan
 from stageline_runtime.stage.step.host_tensors import int64s
 
 
@@ -51,6 +51,8 @@ class SlotTokens:
             places = [
                 row.slot if self._generation[row.slot] == row.generation else self._unread for row in plan.sampled_rows
             ]
+            if len(tokens) != len(places):
+                raise BusProtocolError(f"feedback of plan {plan.seq} has {len(tokens)} rows, not {len(places)}")
             self._token.put_(self._device.place(int64s(places)), tokens)
 
     def inputs(self, plan: StepPlan) -> Tensor:
