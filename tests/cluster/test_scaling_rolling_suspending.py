@@ -38,7 +38,7 @@ def test_one_group_becomes_three_and_one_again(model: ModelInCluster) -> None:
     where = (f"plm/{model.name}", "-n", model.namespace)
     model.cluster.kubectl_ok("scale", *where, "--replicas=3")
     model.until_ready(groups=3)
-    table = model.cluster.kubectl_ok("get", *where)
+    table = model.cluster.kubectl_ok("get", *where, "-o", "wide")
     assert [column_of(table, name) for name in ("READY", "DESIRED", "UP-TO-DATE", "STAGES")] == ["3", "3", "3", "2"]
     assert len(model.pods()) == 6
     assert first < model.pod_uids()

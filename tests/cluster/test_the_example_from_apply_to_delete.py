@@ -34,7 +34,7 @@ def test_the_example_serves_and_leaves_nothing(
     waited = cluster.kubectl("wait", "--for=condition=Ready", *where, f"--timeout={READY_SECONDS:g}s")
     assert waited.returncode == 0, waited.stderr + model.everything()
 
-    table = cluster.kubectl_ok("get", *where)
+    table = cluster.kubectl_ok("get", *where, "-o", "wide")
     shown = {name: column_of(table, name) for name in ("READY", "DESIRED", "UP-TO-DATE", "STAGES", "REASON")}
     assert shown == {"READY": "1", "DESIRED": "1", "UP-TO-DATE": "1", "STAGES": "2", "REASON": "AllGroupsReady"}
     status = model.until("the layers are known", lambda s: all(x.get("layers") for x in s["groups"][0]["stages"]))
